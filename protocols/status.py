@@ -25,7 +25,9 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # The same as `node`, for programs that read it from before this schema.
     state: str  # "standby" (it is joining), "active", "failed" or "left".
     addresses: tuple[str, ...]  # Where others dial it; none if nobody can.
-    joined_step: int  # The step of the cluster from which on it is a member; `Trainer.joined_step` counts updates.
+    joined_step: (
+        int  # The step of the cluster from which on it is a member; `Trainer.joined_step` counts updates.
+    )
     neighbors: tuple[str, ...]  # To which it has links.
     keeps: str = ""  # Layers whose training state it keeps, "0-2, 5", where members keep parts of it.
     report_age_s: float | None = None

@@ -47,7 +47,7 @@ class Batches:
                 raise ConfigError(self._left_early(before))
 
     def _tell_nothing_left(self, epochs: int) -> None:
-        """A run that has ended is started again, or a node's command has fewer epochs: its script ends at once."""
+        """Say so if all epochs are done already, as when a finished run is started again: the script ends at once."""
         done = self._share.epoch
         if done >= epochs and not self._steps.updates_here and not self._session.done:
             self._session.say(
@@ -56,7 +56,10 @@ class Batches:
             )
 
     def _left_early(self, epoch: int) -> str:
-        """A loop over the rest of the epoch may have stopped anywhere: nodes could not agree on what is left out."""
+        """Raises:
+
+        ConfigError if the script has left the loop within `epoch`: nodes could not agree on what is left out.
+        """
         cursor = self._share.cursor
         done = f" after {cursor.length - cursor.remaining} of {cursor.length} samples" if cursor else ""
         return (
@@ -143,7 +146,7 @@ class Batches:
         return self._evaluation.batches(dataset, batch_size, collate_fn)
 
     def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
-        """To the end of that epoch."""
+        """Give out this node's batches until `target` epochs are complete."""
         while self._share.epoch < target and not self._session.done:
             yield from self._of_step(target, order, accumulate, fetched)
         self._engine.weight = self._steps.in_hand = None  # Whatever comes next is of none of these batches.

@@ -28,7 +28,7 @@ class Evaluation:
 
     Attributes:
         size: Samples that this node takes at once; 0: it does not evaluate.
-        mine: Those that it is about to evaluate, or has evaluated since the last round.
+        mine: The samples that it is about to evaluate, or has evaluated since the last round.
     """
 
     def __init__(self, name: str) -> None:
@@ -57,11 +57,11 @@ class Evaluation:
         self.length, self.size, self.mine = length, size, []
 
     def leave(self) -> None:
-        """It does not, any more."""
+        """The script does not evaluate any more."""
         self.length, self.size, self.mine = 0, 0, []
 
     def take(self) -> list[int]:
-        """Indices of the samples that are this node's in the round that is due."""
+        """Indices of this node's samples in the round that is due."""
         assert self._cursor is not None
         self.mine = list(self._cursor.deal(self._deal).get(self.name, []))
         return list(positions(self.mine))
@@ -81,7 +81,7 @@ class Evaluation:
             cursor.commit(taken)
 
     def contribution(self) -> dict[str, Any]:
-        """What this node says of it: fields of `Contribution`."""
+        """What this node contributes to an evaluation: fields of `Contribution`."""
         if not self.size:
             return {}
         return {
@@ -122,7 +122,7 @@ class Evaluation:
     # --- replication ---
 
     def to_plain(self) -> dict[str, Any] | None:
-        """What is under way, for a joiner."""
+        """The evaluation under way, for a joiner; None if there is none."""
         if self._cursor is None:
             return None
         return {
@@ -131,7 +131,7 @@ class Evaluation:
         }
 
     def from_plain(self, plain: Mapping[str, Any] | None) -> None:
-        """Take it over. Who evaluates tells with the next step."""
+        """Take over the evaluation under way. Which nodes take part in it is told with the next step."""
         self._cursor, self._sums, self._deal, self.mine = None, {}, (), []
         if plain is not None:
             self._cursor = DataCursor.from_plain(plain["cursor"])
@@ -139,7 +139,7 @@ class Evaluation:
 
 
 def average(evaluation: Evaluation, means: Means, outcome: StepOutcome) -> tuple[bool, Sums | None]:
-    """What scripts averaged: with a completed step, or over an evaluation once that is complete.
+    """Give the script its means: of a completed step, or of an evaluation once that is complete.
 
     Returns: whether the step belongs to an evaluation, and the sums of that, if it has ended.
     Raises: as `Evaluation.completed`.

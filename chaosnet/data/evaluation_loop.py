@@ -23,34 +23,34 @@ Fetch = Callable[[list[int], Callable[[int], None]], Batch | NamedBatch]
 
 
 class EvaluationSteps(Protocol):
-    """Steps of the cluster in which this node trains nothing."""
+    """What an evaluation needs of a node's steps."""
 
     @property
     def has_model(self) -> bool:
-        """Is all of the model here?"""
+        """Has this node the whole model?"""
         ...
 
     def await_round(self) -> None:
-        """Until nothing else is under way."""
+        """Take part in steps until nothing else is under way."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Inside, the steps are of an evaluation. What is in hand for another step stays so."""
+        """Inside, steps belong to an evaluation. What the script has in hand for a step of its own stays valid."""
         ...
 
     def skip(self) -> bool:
-        """Take part in one."""
+        """Take part in a step without training in it."""
         ...
 
 
 class EvaluatingEngine(Protocol):
-    """What belongs to an evaluation."""
+    """What an evaluation needs of an engine."""
 
     evaluation: Evaluation
     random: Randomness
 
 
 class EvaluationLoop:
-    """Of one node."""
+    """Gives out one node's batches of evaluations."""
 
     def __init__(self, session: Session, engine: EvaluatingEngine, steps: EvaluationSteps) -> None:
         self._session, self._evaluation, self._steps = session, engine.evaluation, steps
@@ -99,5 +99,5 @@ class EvaluationLoop:
 
 
 def counts(number: Any) -> bool:
-    """A whole number from 1?"""
+    """Is it a whole number from 1 on?"""
     return isinstance(number, Integral) and int(number) >= 1

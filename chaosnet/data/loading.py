@@ -22,7 +22,7 @@ WHY = "Trainer divides the data among the nodes by itself"
 
 
 def check_loader(loader: DataLoader[Any], caller: str = "batches") -> bool:
-    """Can its order be dealt out?
+    """Check that samples of a DataLoader can be dealt out.
 
     Returns: does it shuffle?
     Raises: ConfigError for a sampler that has its own idea of who gets what, with what to write instead.
@@ -57,7 +57,7 @@ def check_loader(loader: DataLoader[Any], caller: str = "batches") -> bool:
 
 
 def _is_whole(sampler: Any, dataset: Any) -> bool:
-    """Does it go through all of the data set? A sampler of `range(1000)` takes the first 1000."""
+    """Does the sampler go through all of the data set? One of `range(1000)` takes the first 1000 only."""
     return sampler.data_source is dataset or len(sampler.data_source) == len(dataset)
 
 
@@ -85,11 +85,11 @@ class Ahead:
         self._expected = expected
 
     def end(self) -> None:
-        """Of the pass. As torch has it, workers live on only if they are persistent."""
+        """A pass ends. As in torch, workers live on only if they are persistent."""
         self._guesses, self._fetched = iter(()), None
 
     def fetch(self, indices: list[int], blame: Callable[[int], None]) -> Batch | NamedBatch:
-        """The batch of these. Arguments and errors as of data.fetch."""
+        """The batch of these samples. Arguments and errors as of `share.fetch`."""
         if not self.loader.num_workers:
             self._guesses = iter([indices])
         elif self._asked and self._asked[0] != indices:
@@ -116,7 +116,7 @@ class Ahead:
         raise AssertionError(f"{indices} are dealt and not expected")
 
     def _guess_from(self, indices: list[int]) -> None:
-        """These are needed now; then what is expected after them."""
+        """Have these fetched now, and then what is expected after them."""
         self._guesses = itertools.dropwhile(lambda guess: guess != indices, self._expected())
 
     def _next_guess(self) -> list[int] | None:
@@ -127,7 +127,7 @@ class Ahead:
 
 
 class _Guesses:
-    """What torch asks for the next batch to fetch."""
+    """The batch sampler of torch's loader: gives the indices of the next batch to fetch."""
 
     def __init__(self, next_guess: Callable[[], list[int] | None]) -> None:
         self._next_guess = next_guess

@@ -44,7 +44,7 @@ class Batch(Sequence[Any]):
         self._parts = data if isinstance(data, list | tuple) else (data,)
 
     def __getattr__(self, name: str) -> Any:
-        """What is no field: x and y are the first two parts."""
+        """x and y: the first two parts, unless the data has fields of these names."""
         place, parts = "xy".find(name) if len(name) == 1 else -1, self.__dict__.get("_parts", ())
         if not 0 <= place < len(parts):
             hint = f" ({PARTS})" if isinstance(self.__dict__.get("data"), torch.Tensor) else ""
@@ -53,7 +53,7 @@ class Batch(Sequence[Any]):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Torch was given a batch for a tensor."""
+        """A function of torch was given a batch in the place of a tensor."""
         raise ConfigError(f"{getattr(func, '__name__', func)}: got a batch (expected a tensor; {PARTS})")
 
     def __getitem__(self, index: Any) -> Any:
@@ -132,7 +132,7 @@ class EpochOrder:
         return indices
 
     def positions(self, epoch: int, indices: Sequence[int]) -> list[int]:
-        """Where these samples lie in that epoch, sorted."""
+        """The positions of these samples in an epoch, sorted."""
         self.indices(epoch, ())
         return torch.isin(self._order, torch.tensor(indices, device="cpu")).nonzero().flatten().tolist()
 
@@ -144,7 +144,8 @@ class DataShare:
         length: Samples of the data set; 0 while the script brings its own.
         size: Samples that this node wants per step.
         deal: Who wants how many, in the order in which the cursor deals; as of the last completed step.
-        ranges: Dealt to this node for the step under way.
+        deal: Each node's batch size, in the order in which the cursor deals; as of the last completed step.
+        ranges: The samples dealt to this node for the step under way.
         in_hand: Those of them that the script is busy with: to blame if it ends with an error.
     """
 
@@ -184,18 +185,18 @@ class DataShare:
         return self.order()
 
     def order(self) -> EpochOrder:
-        """Of the cluster's epochs."""
+        """The order of samples in the cluster's epochs."""
         assert self.cursor is not None
         # The seed is of the run's beginning, whatever `seed` is now.
         return EpochOrder(self.cursor.length, self.cursor.seed, self.cursor.in_order)
 
     def take(self) -> list[Range]:
-        """Our part of the step under way."""
+        """Take this node's samples for the step under way."""
         self.ranges = self.dealt()
         return self.ranges
 
     def dealt(self) -> list[Range]:
-        """What we are dealt as things are now."""
+        """The samples that this node is dealt, as things are now."""
         assert self.cursor is not None
         return list(self.cursor.deal(self.deal).get(self.name, []))
 
@@ -217,10 +218,10 @@ class DataShare:
             cursor.end_if_left_over(sum(size for _, size in self.deal))
 
     def completed(self, total: Contribution, settled: bool = True) -> list[str]:
-        """A step consumed samples of the cluster's data set, or nodes ended over some.
+        """A step is complete: note the samples that it used, and strikes.
 
         Args:
-            settled: Does nobody hold any that he has not contributed yet?
+            settled: Does no node hold samples that it has not contributed yet?
         Returns: what was set aside, for people to read.
         Raises: ConfigError if our data set is another one, or nothing is left of it.
         """
@@ -257,7 +258,7 @@ class DataShare:
         return said
 
     def _begin_without_aside(self, cursor: DataCursor) -> None:
-        """A new epoch. What earlier ones have set aside is passed over."""
+        """Begin an epoch: samples that earlier ones have set aside are passed over."""
         if cursor.length - len(cursor.aside) < cursor.min_samples:
             raise ConfigError(
                 f"batches: {len(cursor.aside)} of {cursor.length} samples are set aside, as scripts ended with an "
@@ -266,12 +267,12 @@ class DataShare:
         cursor.set_aside(self._ordered(cursor).positions(cursor.epoch, cursor.aside))
 
     def indices(self, where: Iterable[int]) -> list[int]:
-        """Of these positions of the present epoch, in the data set."""
+        """Indices in the data set of these positions of the present epoch."""
         assert self.cursor is not None
         return self._ordered(self.cursor).indices(self.cursor.epoch, [(each, each + 1) for each in where])
 
     def left_out(self) -> dict[str, int]:
-        """Samples that nobody has trained on, by why; only what there is."""
+        """How many samples nobody has trained on, by reason, without zeros."""
         if self.cursor is None:
             return {}
         found = {
@@ -281,7 +282,7 @@ class DataShare:
         return {what: count for what, count in found.items() if count}
 
     def blame(self, part: Sequence[Range], number: int) -> None:
-        """Of these, it is the one at place `number`."""
+        """The suspect is the sample at place `number` of `part`."""
         position = list(positions(part))[number]
         self.in_hand = [(position, position + 1)]
 
@@ -294,7 +295,7 @@ class DataShare:
         )
 
     def _cursor_of(self, length: int) -> DataCursor:
-        """The cluster's, or a new one."""
+        """The cluster's cursor, or a new one."""
         if self.cursor is None:
             self.cursor = DataCursor(length, self.seed, **self.rules._asdict())
         return self.cursor
@@ -314,7 +315,7 @@ def fetch(
     """The samples at `indices`, collated as torch's DataLoader does, or by `collate`.
 
     Args:
-        blame: Called with the place in `indices` of the one that cannot be had, before its error is raised.
+        blame: Called with the place in `indices` of a sample that cannot be fetched, before its error is raised.
     """
     if hasattr(dataset, "__getitems__"):
         try:
@@ -328,7 +329,7 @@ def fetch(
 
 
 def as_batch(data: Any, samples: int) -> Batch | NamedBatch:
-    """What a collate function has made of so many samples."""
+    """A batch of what a collate function has made of so many samples."""
     return (NamedBatch if isinstance(data, Mapping) else Batch)(data, samples)
 
 

@@ -53,7 +53,7 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """What differs, the same on every node. `here`: whether this node is one of those to change."""
+    """What differs, the same on every node. `here`: is this node one of those that differ from the majority?"""
 
     kind: str
     item: str
@@ -62,13 +62,13 @@ class Divergence:
 
     @property
     def key(self) -> str:
-        """What the same trouble is known by, if it comes again."""
+        """By what the same difference is known, if it comes again."""
         return self.kind if self.kind == STATE else self.item
 
 
 @dataclass(slots=True)
 class _Record:
-    """What this node has told, and what was behind it."""
+    """What this node has told, and the values behind it."""
 
     round: int
     step: int
@@ -100,7 +100,7 @@ class Agreement:
         self._arithmetics: set[str] = set()  # That somebody has been told of.
 
     def forget(self) -> None:
-        """The state has come from elsewhere: what was told of the one before is void."""
+        """The state was replaced: what was told of the one before is void."""
         self._records.clear()
         self._accounted.clear()
         self._open.clear()
@@ -124,7 +124,7 @@ class Agreement:
         return loaded, f"settings of the state that was loaded are used: {', '.join(said)}" if said else ""
 
     def _chosen(self) -> dict[str, str]:
-        """The optimizer's numbers, less those that a schedule changes."""
+        """The optimizer's numbers, without those that a schedule changes."""
         moving = () if self._state.lr_scheduler is None else SCHEDULED
         return {
             name: text for name, text in self._settings()[1]() if not name.endswith((*moving, "last_epoch"))
@@ -150,7 +150,7 @@ class Agreement:
         return {kind: self._side(kind, record.digest) for kind, record in self._records.items()}, accounts
 
     def _side(self, kind: str, digest: str) -> dict[str, Side]:
-        """What this node says of it, made once for as long as nothing changes."""
+        """This node's entry for `kind`, made only once for as long as its digest stays the same."""
         side = self._said.get(kind)
         if side is None or digest not in side:
             side = {digest: Side(nodes=1, names=(self._me,))}
@@ -206,7 +206,7 @@ class Agreement:
         return verdict
 
     def mixed(self, total: Contribution) -> str | None:
-        """What people are to know if nodes of several kinds took part in a step; None if they know."""
+        """A sentence for people if nodes of several kinds took part in a step; None if none did, or it was told."""
         nodes: dict[str, list[Side]] = {}
         for kind, sides in total.digests.items():
             base, *arithmetic = kind.split(" ")
@@ -326,7 +326,7 @@ def first_difference(sides: Sequence[Sequence[tuple[str, str]]]) -> tuple[str, l
 
 
 def _right_side(sides: dict[str, Side], order: Sequence[str]) -> str:
-    """The digest of most nodes; of as many, that of the most senior."""
+    """The digest that most nodes have; in a tie, that of the most senior node."""
     place = {name: index for index, name in enumerate(order)}
 
     def rank(digest: str) -> tuple[int, int, str]:
@@ -337,7 +337,7 @@ def _right_side(sides: dict[str, Side], order: Sequence[str]) -> str:
 
 
 def _who(sides: Sequence[Side]) -> str:
-    """For example "n0, n1 and 3 more"."""
+    """Names of nodes, as "n0, n1 and 3 more"."""
     names, nodes = sorted(name for side in sides for name in side.names), sum(side.nodes for side in sides)
     shown = names if nodes <= 3 else names[:2]
     if nodes > len(shown):
@@ -350,7 +350,7 @@ def _advice(name: str) -> str:
 
 
 def _rank(kind: str) -> tuple[int, str]:
-    """A cause before its effects."""
+    """The order of kinds: a cause comes before its effects."""
     base = kind.split(" ")[0]
     return KINDS.index(base) if base in KINDS else len(KINDS), kind
 
@@ -360,7 +360,7 @@ def _lr_first(key: str) -> tuple[bool, str]:
 
 
 def _plain(value: Any) -> Any:
-    """The same for equal numbers and for lists and tuples alike, whatever loading made of their types."""
+    """The value as text: the same for equal numbers, and for lists and tuples, as loading may change their types."""
     if isinstance(value, bool | int) or value is None or isinstance(value, str | bytes):
         return int(value) if isinstance(value, bool) else value
     if isinstance(value, float):

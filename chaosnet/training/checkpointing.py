@@ -92,7 +92,7 @@ class Checkpointing:
     # --- going on from one ---
 
     def resume(self, load: Callable[[Arrival], None]) -> bool:
-        """Who founds the cluster (or may) goes on from a checkpoint; the others get the state from the cluster.
+        """Load the checkpoint to go on from. For a node that founds, or may; others get the state from the cluster.
 
         Returns: whether there was one to `load`. Raises: as `to_resume`; ConfigError for one that does not fit.
         """
@@ -167,7 +167,7 @@ class Checkpointing:
             return chosen, arrival
 
     def newest_step(self) -> int:
-        """Of the checkpoints that can be loaded, for `load_step`: all of it has been read. 0 if there is none."""
+        """The step of the newest checkpoint that `load_step` can load, all of it read; 0 if there is none."""
         try:
             left = scan(self.directory)
             while True:
@@ -194,7 +194,10 @@ class Checkpointing:
         return arrival
 
     def opened(self, folder: str) -> Opened:
-        """That checkpoint, to read single tensors of it. Raises: CheckpointError if it is not here, or not whole."""
+        """The checkpoint in `folder`, to read single tensors.
+
+        Raises: CheckpointError if it is not here, or not whole.
+        """
         for each in scan(self.directory):
             if each.path.name == folder:
                 return open_checkpoint(each)
@@ -249,7 +252,7 @@ class Checkpointing:
         return mark
 
     def _final(self, mark: Mark) -> Mark | None:
-        """All have it: nobody takes part in a step before it has completed the one before."""
+        """The mark of the last checkpoint, if all leave; None if nothing was trained, or it is on disk already."""
         if not mark.step:
             return None  # Nothing was trained.
         self._end_write()
@@ -292,7 +295,7 @@ class Checkpointing:
         self._thread.start()
 
     def next_step_done(self) -> None:
-        """Nobody takes part in a step before it has completed the one before."""
+        """A step is complete: all have the state before it, as nobody contributes without it."""
         self._all_have_it.set()
 
     def contribute(self, metrics: dict[str, tuple[float, float]]) -> None:
@@ -380,7 +383,7 @@ class Checkpointing:
         )
 
     def _look_back(self, mark: Mark) -> None:
-        """Whose part of the last checkpoint never came, it is time to know: all had until now."""
+        """Say so if a part of the last checkpoint never came: its writer had time until now."""
         last, self._last = self._last, None
         found = {each.path.name: each for each in scan(self.directory)}
         if last is None or last.folder not in found:
@@ -405,7 +408,7 @@ class Checkpointing:
 
 
 def checkpointing_of(settings: CheckpointSettings | None, session: Session) -> Checkpointing | None:
-    """For the node of that session. Raises: ConfigError if the directory cannot be written."""
+    """The Checkpointing of a session's node; None without settings. Raises: ConfigError if it cannot write there."""
     if settings is None:
         return None
     made = Checkpointing(settings, session.name, session.say)
@@ -414,21 +417,21 @@ def checkpointing_of(settings: CheckpointSettings | None, session: Session) -> C
 
 
 def _laid_out(mark: Mark, snapshot: Snapshot) -> Mark:
-    """With the layout of the tensors that all nodes should have alike."""
+    """The mark with the layout of the tensors, which all nodes should have alike."""
     alike = snapshot.manifest.entries[: snapshot.alike]
     rows = [(entry.name, entry.dtype, entry.shape) for entry in alike]
     return msgspec.structs.replace(mark, layout=layout_of(rows))
 
 
 def _differs_in_layout(found: Mark | None, mark: Mark) -> bool:
-    """In that and nothing else?"""
+    """Does the found checkpoint differ in its layout, and in nothing else?"""
     if found is None or found == mark:
         return False
     return msgspec.structs.replace(found, layout=mark.layout) == mark
 
 
 def none_of(names: Sequence[str]) -> Collection[int]:
-    """The whole checkpoint is loaded."""
+    """For loading all tensors: none is left out."""
     del names
     return ()
 

@@ -24,7 +24,7 @@ EVICT_AFTER = 3  # Faulty gradients in a row.
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a gradient. `scale`: to multiply it by; `reason`: for people, "" if it is fine."""
+    """What happens with a gradient. `scale`: its factor; `reason`: for people, "" if it is fine."""
 
     action: Literal["pass", "skip", "clip", "evict"]
     scale: float = 1.0
@@ -47,7 +47,7 @@ class Guard:
         self._named: dict[str, Guard] = {}
 
     def of(self, name: str) -> Guard:
-        """Of the updates of that name: what is usual for a critic is not for its generator, nor a row of one's."""
+        """The guard of the updates of that name: a critic and its generator have different usual norms."""
         return self._named.setdefault(name, Guard(self.policy, self.factor)) if name else self
 
     @property
@@ -73,7 +73,7 @@ class Guard:
         return Verdict("clip", limit / norm, reason)
 
     def refuse(self, reason: str) -> Verdict:
-        """What to do with a part of this node that is not to count at all."""
+        """The verdict on a contribution that must not count, for that reason."""
         self.in_a_row += 1
         if self.policy == "evict" and self.in_a_row >= EVICT_AFTER:
             return Verdict("evict", reason=f"{reason}, the {EVICT_AFTER}rd time in a row")

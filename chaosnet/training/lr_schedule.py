@@ -62,7 +62,7 @@ class LRSchedule:
                 )
 
     def _check_owner(self) -> None:
-        """Is it a scheduler, and does it step learning rates of ours?"""
+        """Raises: ConfigError if it is no scheduler, or steps the learning rates of another optimizer."""
         check_optimizer(self._optimizer)
         mine = [id(group) for group in self._optimizer.param_groups]
         for name, scheduler in parts_of(self.scheduler).items():
@@ -87,7 +87,7 @@ class LRSchedule:
     # What joiners and checkpoints get, beside the scheduler's own state.
 
     def to_plain(self) -> list[Any]:
-        """How far it is."""
+        """How far the schedule is, as plain data."""
         return [self._at, {name: list(part.loss) for name, part in self._parts.items()}, str(self._every)]
 
     def from_plain(self, plain: Any, epoch: int = 0, samples: float = 0.0) -> None:
@@ -193,7 +193,7 @@ class LRSchedule:
             )
 
     def stepped(self, loss: tuple[float, float]) -> None:
-        """The optimizer has stepped. `loss`: weighted sum, and weight, of trainer.mean(loss)."""
+        """The optimizer has stepped. `loss`: weighted sum and weight of trainer.mean(loss)."""
         # Of several, that of the update that is due; which may have none.
         part = self._parts.get(getattr(self.scheduler, "due", ""))
         if part is None:
@@ -300,7 +300,7 @@ class _Part:
         return [float(group.get("initial_lr", group["lr"])) for group in self._optimizer.param_groups]
 
     def _warn(self, text: str) -> None:
-        """Once."""
+        """Say it once."""
         if not self._said:
             self._said = True
             self._say(text)
@@ -308,7 +308,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Own:
-    """What the script did since it called step() of a scheduler last."""
+    """What the script has done since it last called step() of a scheduler."""
 
     steps: int = 0  # Of the optimizer, with a gradient.
     empty: int = 0  # Without one: a GradScaler has found an overflow. Scripts call step() then, or do not.

@@ -66,7 +66,7 @@ class NamedOptimizers:
             part.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of one optimizer: parameters are numbered through."""
+        """As of one optimizer: the parameters of all are numbered consecutively."""
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
         first = 0
@@ -152,7 +152,10 @@ class NamedUpdates:
         return due
 
     def completed(self, name: str) -> None:
-        """A step of the cluster. One without a name in the middle of a round: nobody goes on with that."""
+        """A step of the cluster is complete.
+
+        If it has no name in the middle of a round, nobody goes on with that round.
+        """
         if self.names:
             self.phase = (self.phase + 1) % len(self.names) if name else 0
 
@@ -162,7 +165,7 @@ class NamedUpdates:
                 each.due = name
 
     def rejoined(self) -> None:
-        """What the cluster has done meanwhile is not known: the script's own round ends without effect."""
+        """This node has rejoined: the script's own round ends without effect, as the cluster may have gone on."""
         self.void = self.mine != 0
 
     def end_void(self) -> None:
@@ -170,7 +173,7 @@ class NamedUpdates:
         self.void = self.mine != 0
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """Those that the update under way steps; with one optimizer in the model's order."""
+        """The parameters that the update under way steps; with one optimizer in the model's order."""
         part = getattr(self._optimizer, "parts", {}).get(getattr(self._optimizer, "due", ""))
         if part is not None:
             return _parameters(part)
@@ -280,7 +283,7 @@ class _States(MutableMapping[Any, Any]):
 
 
 class _Handles:
-    """Several of torch's, made together or not at all, and to be removed together."""
+    """Several handles of torch's hooks, made together or not at all, and removed together."""
 
     def __init__(self, registers: list[Callable[..., Any]], hook: Callable[..., Any]) -> None:
         self._handles: list[Any] = []
@@ -306,7 +309,7 @@ def _parameters(part: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _shifted(group: Mapping[str, Any], by: int) -> dict[str, Any]:
-    """A group whose parameters have other numbers. A range stays one: torch looks for each number in it."""
+    """A group with its parameters' numbers moved by `by`. A range stays one: torch looks for each number in it."""
     indices = group["params"]
     if isinstance(indices, range):
         return {**group, "params": range(indices.start + by, indices.stop + by)}

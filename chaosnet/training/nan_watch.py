@@ -14,7 +14,7 @@ LOOK_EVERY = 16  # Steps: a look reads all parameters.
 
 
 class NanWatch:
-    """One node's. All nodes hold the same, so all of them say it, and none of them writes it to disk.
+    """Looks whether one node's model is NaN. As all hold the same, all say so, and none writes it to disk.
 
     Args:
         guard: What keeps such gradients out, if anything does.
@@ -34,7 +34,7 @@ class NanWatch:
         self._trained, self.found = {}, False
 
     def look(self, step: int) -> None:
-        """`step` is over, but its gradients are still there."""
+        """Look after step `step`, while its gradients are still there."""
         is_due = not self._trained or step % LOOK_EVERY == 0 or (self._every and step % self._every == 0)
         if is_due and not self.found:
             parameters = self._model.named_parameters()
@@ -43,7 +43,7 @@ class NanWatch:
 
     @torch.no_grad()
     def look_again(self, step: int) -> None:
-        """At those of the last look."""
+        """Look once more at the parameters of the last look."""
         if self.found:
             return
         totals: dict[torch.device, torch.Tensor] = {}  # By device, so that each is waited for once.

@@ -26,7 +26,7 @@ def seed_from(*parts: object) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Those of torch, on all its devices, of Python's `random` and of numpy. `seed`: 64 bits."""
+    """Seed the generators of torch on all its devices, of Python's `random` and of numpy. `seed`: 64 bits."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
@@ -55,7 +55,7 @@ class Randomness:
         self.workers.manual_seed(seed_from("workers", torch.initial_seed(), step))
 
     def joined(self, run: str, name: str, step: int) -> None:
-        """The state came from another node. Its generators are not to be ours."""
+        """The state came from another node: seed generators of this node's own."""
         seed_generators(seed_from("node", run, name, step))
         self.workers.manual_seed(seed_from("workers", run, name, step))
 
@@ -74,7 +74,7 @@ class Randomness:
             set_generators(own, self._devices)
 
     def stepping(self, optimizer: torch.optim.Optimizer, step: int) -> AbstractContextManager[None]:
-        """For optimizer.step(). Those that come with torch draw nothing: they are spared the 0.1 ms."""
+        """As `alike`, for optimizer.step(). Optimizers of torch draw nothing, and are spared the 0.1 ms."""
         parts = parts_of(optimizer).values()
         draws = not all(type(part).__module__.startswith("torch.") for part in parts)
         return self.alike("optimizer", step) if draws else nullcontext()

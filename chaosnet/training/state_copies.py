@@ -20,7 +20,7 @@ POLL_S = 0.002
 
 
 class StateCopies:
-    """One node's, one at a time; the methods are for its training thread.
+    """The copies of one node, one at a time. The methods are for its training thread.
 
         a step is complete --take--> most is copied beside the next forward --finish--> the optimizer may step
 
@@ -92,7 +92,7 @@ class StateCopies:
         return None
 
     def serve(self) -> bool:
-        """Wait until a blocking joiner has all of it. Returns: whether any joiner is being served."""
+        """Wait until a blocking joiner has all of the state. Returns: is any joiner being served?"""
         step = self._blocked_on
         if step is None:
             return self._capture is not None and self._for_joiner
@@ -102,12 +102,12 @@ class StateCopies:
         return True
 
     def serve_fellows(self, step: int | None) -> None:
-        """Those who join with us may fetch from what has arrived here: it must not change before they have it."""
+        """Wait until fellows have fetched what has arrived here: it must not change before."""
         self._blocked_on = step
         self.serve()
 
     def finish(self) -> None:
-        """The optimizer must not change what is still being copied."""
+        """Wait until nothing is being copied any more, as the optimizer is about to step."""
         self.serve()
         if self._capture is not None:
             with contextlib.suppress(StateChanged, *NO_MEMORY):  # Whom it was for knows.
