@@ -358,9 +358,8 @@ class TrainingState:
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(row_of, table.names, table.tensors)
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
-        every = range(len(table.tensors))
         sizes = [entry.stop - entry.start for entry in manifest.entries]
-        wanted = every if only is None else sorted(only(manifest.entries, alike))
+        wanted = range(len(sizes)) if only is None else sorted(only(manifest.entries, alike))
         parts: dict[int, np.ndarray | Still | Held] = {}
         late, now = list[int](), list[int]()
         for index in wanted:
