@@ -299,7 +299,8 @@ class DataParallel:
         if self.gradients.alone:  # Nobody compares.
             self.agreement.forget()
         elif not leaving:
-            digests, accounts = self.agreement.tell(self.round, self.step, weight > 0)
+            evaluating = self.evaluation.size > 0
+            digests, accounts = self.agreement.tell(self.round, self.step, weight > 0, evaluating)
         return self._dealt(
             weight=weight,
             ranges=tuple(share.ranges) if self.named.is_last else (),
