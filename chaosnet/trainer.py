@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from .callbacks import Callbacks, given_trainer
@@ -30,6 +29,7 @@ from .script.teller import Teller
 from .settings.groups import Checkpoints, Cluster
 from .settings.resolved import checkpoint_settings, node_settings, step_settings
 from .settings.table import SETTINGS, STEP
+from .training.named_updates import Optimizers
 
 
 class Trainer(RunFacts):
@@ -44,8 +44,9 @@ class Trainer(RunFacts):
 
     Args:
         model: Any module; all members have the same one. Several: a dictionary by name.
-        optimizer: Any `torch.optim` over its parameters that steps without a closure (so not LBFGS). Several:
-            a dictionary by name; then each `update()` names the one that it steps, in that order.
+        optimizer: Any `torch.optim` over its parameters that steps without a closure (so not LBFGS). Several
+            that step together, e.g. Muon and AdamW: a list. Several in turn: a dictionary by name; then each
+            `update()` names the one that it steps, in that order.
         lr_scheduler: Trainer steps it on all nodes alike; the script's own calls of `step()` may stay.
             `ReduceLROnPlateau` follows `trainer.mean(loss)`.
         extra_state: A dictionary of your own plain data and tensors that joiners receive, in place.
@@ -84,7 +85,7 @@ class Trainer(RunFacts):
     def __init__(
         self,
         model: nn.Module | dict[str, nn.Module] | None = None,
-        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None = None,
+        optimizer: Optimizers | None = None,
         lr_scheduler: Any = None,
         extra_state: dict[str, Any] | None = None,
         *,
@@ -133,7 +134,7 @@ class Trainer(RunFacts):
     def attach(
         self,
         model: nn.Module | dict[str, nn.Module],
-        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer],
+        optimizer: Optimizers,
         lr_scheduler: Any = None,
         extra_state: dict[str, Any] | None = None,
     ) -> None:

@@ -30,7 +30,7 @@ from ..training.agreement import Agreement, Divergence, Sides, judged
 from ..training.checkpointing import checkpointing_of
 from ..training.guard import Guard
 from ..training.lr_schedule import LRSchedule
-from ..training.named_updates import named, trained_by
+from ..training.named_updates import Optimizers, named, trained_by
 from ..training.nan_watch import NanWatch
 from ..training.randomness import Randomness
 from ..training.state_copies import StateCopies
@@ -67,7 +67,7 @@ class DataParallel:
         self,
         session: Session,
         model: nn.Module | dict[str, nn.Module],
-        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer],
+        optimizer: Optimizers,
         lr_scheduler: Any,
         extra_state: dict[str, Any] | None,
         told: StepSettings,
@@ -299,7 +299,8 @@ class DataParallel:
         if self.gradients.alone:  # Nobody compares.
             self.agreement.forget()
         elif not leaving:
-            digests, accounts = self.agreement.tell(self.round, self.step, weight > 0)
+            evaluating = self.evaluation.size > 0
+            digests, accounts = self.agreement.tell(self.round, self.step, weight > 0, evaluating)
         return self._dealt(
             weight=weight,
             ranges=tuple(share.ranges) if self.named.is_last else (),

@@ -18,7 +18,7 @@ import torch
 
 from ..protocols.errors import ConfigError
 from ..training.lr_schedule import step_counts
-from ..training.named_updates import NamedOptimizers, NamedSchedulers
+from ..training.named_updates import NamedOptimizers, NamedSchedulers, parts_of
 
 AMP = "_step_supports_amp_scaling"  # GradScaler then calls step() also where a gradient has overflowed.
 SCALING = ("grad_scale", "found_inf")  # What it leaves at the optimizer for that call.
@@ -49,10 +49,12 @@ class ScriptLoop:
             optimizer.parts if isinstance(optimizer, NamedOptimizers) else {None: optimizer}
         )
         schedulers = scheduler.parts if isinstance(scheduler, NamedSchedulers) else {"": scheduler}
+        several = _Together(optimizer) if getattr(optimizer, "together", False) else None
         try:
             for name, part in optimizers.items():
-                told = functools.partial(on_step, name)
-                self._steps.append(_OptimizerStep(part, told, lambda: self.is_ours))
+                told = functools.partial(on_step, None if several else name)
+                together = several or _Together(part)
+                self._steps.append(_OptimizerStep(part, told, lambda: self.is_ours, together))
             for name, part in schedulers.items():
                 called = functools.partial(on_schedule, name)
                 if hasattr(part, "step") and not self._replace_step(part, called):  # None has no step.
@@ -88,11 +90,59 @@ class ScriptLoop:
             schedule.remove()
 
 
+class _Together:
+    """One optimizer, or several that step together: the first that the script steps leads, the others follow.
+
+    The first, as a script may clear the gradients of each after its step.
+
+    Args:
+        whole: All of them as one.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+        self._parts = list(parts_of(whole).values())
+        self._stepped: list[Any] = []  # Of the step that one of them has led.
+        self._scaled = False
+
+    @property
+    def is_one(self) -> bool:
+        return len(self._parts) == 1
+
+    def led_by(self, part: Any, scaled: bool) -> None:
+        """All of them have been stepped. `scaled`: a GradScaler had left its scale in the gradients."""
+        self._stepped, self._scaled = [part], scaled
+
+    def follows(self, part: Any) -> bool:
+        """The script steps this one: has that been done? Raises: ConfigError if it leaves out another."""
+        if len(self._stepped) in (0, len(self._parts)):
+            return False
+        if any(part is each for each in self._stepped):
+            raise ConfigError(
+                f"{type(part).__name__}.step() was called again before step() of all optimizers in Trainer's list "
+                "(expected each once, after one backward(): they step together; or a dictionary of optimizers, with "
+                "a backward() for each)"
+            )
+        if (getattr(part, SCALING[0], None) is not None) != self._scaled:
+            raise ConfigError(
+                "GradScaler.unscale_() was called for some of the optimizers in Trainer's list, which step together "
+                "(expected for all of them, or for none, before the first step)"
+            )
+        self._stepped.append(part)
+        return True
+
+
 class _OptimizerStep:
     """Replaces the step() of one optimizer."""
 
-    def __init__(self, optimizer: Any, on_step: Callable[[bool], None], ours: Callable[[], bool]) -> None:
-        self._optimizer, self._on_step, self._ours = optimizer, on_step, ours
+    def __init__(
+        self,
+        optimizer: Any,
+        on_step: Callable[[bool], None],
+        ours: Callable[[], bool],
+        together: _Together,
+    ) -> None:
+        self._optimizer, self._on_step, self._ours, self._together = optimizer, on_step, ours, together
         self._before = {key: optimizer.__dict__[key] for key in ("step", AMP) if key in optimizer.__dict__}
         self._active = True
         original = optimizer.step
@@ -123,6 +173,8 @@ class _OptimizerStep:
                 "optimizer.step() was called with an argument (expected none, or a closure, which is called once "
                 "before the step)"
             )
+        if self._together.follows(self._optimizer):
+            return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -130,8 +182,9 @@ class _OptimizerStep:
         try:
             scale, overflow = self._scaling()
             if scale is not None and not overflow:
-                unscale(self._optimizer, scale)
+                unscale(self._together.whole, scale)
             self._on_step(overflow)
+            self._together.led_by(self._optimizer, scale is not None)
             return loss
         except BaseException:
             for key in SCALING:  # The GradScaler does not come to that.
@@ -147,7 +200,12 @@ class _OptimizerStep:
         for key in SCALING:
             if hasattr(self._optimizer, key):
                 setattr(self._optimizer, key, None)
-        return None if scale is None else float(scale), found is not None and float(found) > 0
+        if found is None:
+            return None, False
+        overflow = float(found) > 0
+        if not (overflow or self._together.is_one):  # It has looked at the gradients of this one only.
+            overflow = not all(bool(grad.isfinite().all()) for grad in _gradients(self._together.whole))
+        return None if scale is None else float(scale), overflow
 
     def remove(self) -> None:
         self._active = False  # If somebody has wrapped ours, it stays, and passes on.
@@ -199,8 +257,11 @@ def _check_counted(scheduler: Any) -> None:
         )
 
 
+def _gradients(optimizer: Any) -> list[torch.Tensor]:
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
 def unscale(optimizer: Any, scale: float) -> None:
     """Divide the gradients by what the loss was multiplied with."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if grads:
+    if grads := _gradients(optimizer):
         torch._foreach_mul_(grads, 1 / scale)

@@ -150,8 +150,9 @@ class ScriptRules:
             return
         raise ConfigError(
             f"the optimizer {name!r} was stepped with no backward() since the step of {before!r}, which drops the "
-            "gradients of all (expected one backward() for each step; or all parameters in one optimizer, as groups; "
-            "for an update that is to be left out, trainer.update(samples=0, name=...))"
+            "gradients of all (expected one backward() for each step; or a list of optimizers instead of the "
+            "dictionary, which then step together; for an update that is to be left out, "
+            "trainer.update(samples=0, name=...))"
         )
 
     # Before each step.

@@ -129,9 +129,10 @@ MODEL = (  # What `attach` takes, too; it is checked there.
         more="Or give it to `attach` later",
     ),
     Setting(
-        name="optimizer", annotation="torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | None",
-        help="Any `torch.optim` over its parameters that steps without a closure (so not LBFGS). Several: a "
-        "dictionary by name; then each `update()` names the one that it steps, in that order.",
+        name="optimizer", annotation="Optimizers | None",
+        help="Any `torch.optim` over its parameters that steps without a closure (so not LBFGS). Several that "
+        "step together, e.g. Muon and AdamW: a list. Several in turn: a dictionary by name; then each `update()` "
+        "names the one that it steps, in that order.",
         more="Gradients are dense. [Several models](#several-models-and-optimizers)",
     ),
     Setting(

@@ -132,10 +132,18 @@ class Agreement:
 
     # --- before a step ---
 
-    def tell(self, round: int, step: int, trained: bool) -> tuple[Sides, Sides]:
-        """Digests and accounts for this node's contribution. `trained`: it has samples in this step."""
+    def tell(self, round: int, step: int, trained: bool, evaluating: bool = False) -> tuple[Sides, Sides]:
+        """Digests and accounts for this node's contribution.
+
+        Args:
+            trained: It has samples in this step.
+            evaluating: Its script may have put in, for as long as that takes, what an evaluation needs: an optimizer
+                without a schedule has other weights then. Others may wait with those that they train.
+        """
         accounts = self._accounts(round)
         self._records.clear()
+        if evaluating:
+            return {}, accounts
         self._note(SETTINGS, round, step, *self._settings())
         if trained:  # Who had none may not have come to where the script freezes.
             self._note(FLAGS, round, step, *self._requires_grad())

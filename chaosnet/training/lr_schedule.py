@@ -132,8 +132,8 @@ class LRSchedule:
     # The script's own calls of step(): Trainer has done it already, on all nodes. Is that what the script means?
 
     def own_step(self, name: str, counts: bool) -> None:
-        """The script has stepped the optimizer of that name. `counts`: with a gradient, so it may be left out."""
-        for each in {"", name}:
+        """The script has stepped the optimizer of that name ("": all); if it `counts`, with a gradient."""
+        for each in {"", *([name] if name else self._parts)}:
             own = self._own.setdefault(each, _Own())
             own.steps += counts
             own.empty += not counts
@@ -194,15 +194,15 @@ class LRSchedule:
 
     def stepped(self, loss: tuple[float, float]) -> None:
         """The optimizer has stepped. `loss`: weighted sum and weight of trainer.mean(loss)."""
-        # Of several, that of the update that is due; which may have none.
-        part = self._parts.get(getattr(self.scheduler, "due", ""))
-        if part is None:
-            return
-        part.trained()
-        if self._every != EVALUATION:
-            part.loss = (part.loss[0] + loss[0], part.loss[1] + loss[1])
-        if self._every == STEP:
-            self._step(part)
+        # Of several, that of the update that is due, which may have none; or all, if they step together.
+        due = getattr(self.scheduler, "due", "")
+        parts = [part for name, part in self._parts.items() if due in ("", name)]
+        for part in parts:
+            part.trained()
+            if self._every != EVALUATION:
+                part.loss = (part.loss[0] + loss[0], part.loss[1] + loss[1])
+        if parts and self._every == STEP:
+            self._step(*parts)
 
     def progressed(
         self, epoch: int, samples: float, evaluated: Mapping[str, tuple[float, float]] | None = None

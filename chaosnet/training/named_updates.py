@@ -5,11 +5,13 @@
 A round is one update of each name. The cluster's steps do one name after the other, so which one is due is part of
 the training state; a node that comes in takes part without samples until the first one is. Samples of `batches`
 count as used when the round's last update is done.
+
+    Trainer(model, [muon, adamw])   steps both with each update(), which has no name
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 from ..node.state.training_state import check_optimizer
 from ..protocols.errors import ConfigError
 
+Optimizers = torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | list[torch.optim.Optimizer]
 MAX_NAME = 64
 TURNS = 16  # Unnamed updates of disjoint sets of parameters in turn, from the first on: then they want names.
 
@@ -32,12 +35,14 @@ RECIPE = (
 class NamedOptimizers:
     """Several optimizers as one: their groups one after the other. step() steps the one that is `due`.
 
+    Args:
+        together: step() steps all of them, and none is due.
     Raises: ConfigError for one that cannot be, by its name.
     """
 
-    def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
-        self.parts = dict(parts)
-        self.due = next(iter(self.parts))
+    def __init__(self, parts: Mapping[str, torch.optim.Optimizer], together: bool = False) -> None:
+        self.parts, self.together = dict(parts), together
+        self.due = "" if together else next(iter(self.parts))
         self._schedulers = list(self.parts.values())  # As composites of torch have: what they are made of.
         owner: dict[int, str] = {}
         for name, part in self.parts.items():
@@ -59,7 +64,9 @@ class NamedOptimizers:
         return _States(self.parts)
 
     def step(self) -> None:
-        self.parts[self.due].step()
+        for name, part in self.parts.items():
+            if self.together or name == self.due:
+                part.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for part in self.parts.values():
@@ -201,7 +208,10 @@ class NamedUpdates:
 def named(
     model: Any, optimizer: Any, scheduler: Any, updates: tuple[str, ...] | None
 ) -> tuple[nn.Module, Any, Any, NamedUpdates]:
-    """Dictionaries of models, optimizers and schedulers become one of each. Raises: ConfigError."""
+    """Dictionaries of models, and dictionaries or lists of optimizers and schedulers, become one of each.
+
+    Raises: ConfigError.
+    """
     if isinstance(model, Mapping) and not isinstance(model, nn.Module):
         for name, part in model.items():
             if not isinstance(part, nn.Module) or not isinstance(name, str) or not name or "." in name:
@@ -237,6 +247,16 @@ def named(
             raise ConfigError(
                 "lr_scheduler: one for several optimizers (expected a dictionary by their names)"
             )
+    elif isinstance(optimizer, list | tuple) and optimizer and updates is None:
+        optimizer = NamedOptimizers(_numbered(optimizer), together=True)
+        if scheduler is not None:
+            if not isinstance(scheduler, list | tuple) or len(scheduler) != len(optimizer.parts):
+                raise ConfigError(
+                    "lr_scheduler: expected a list of as many as there are optimizers in theirs; None for one without"
+                )
+            scheduler = NamedSchedulers(
+                {name: each for name, each in _numbered(scheduler).items() if each is not None}
+            )
     else:
         check_optimizer(optimizer)
         if updates is not None:
@@ -244,6 +264,10 @@ def named(
                 "updates: given with one optimizer (expected a dictionary of optimizers by these names)"
             )
     return model, optimizer, scheduler, NamedUpdates(names, model, optimizer, scheduler)
+
+
+def _numbered(several: Sequence[Any]) -> dict[str, Any]:
+    return {str(number): each for number, each in enumerate(several)}
 
 
 def parts_of(whole: Any) -> Mapping[str, Any]:

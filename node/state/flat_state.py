@@ -280,7 +280,7 @@ class Capture:
         self._snapshot = snapshot
         self._late, self._target = late, target  # What is still to be copied, and where to.
         self._moment = moment  # Up to which it is what it is to be.
-        self._versions = [tensor._version for tensor in late]
+        self._traces = _traces(late)
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -290,7 +290,7 @@ class Capture:
         try:
             with self._moment.streams():
                 gather(self._late, self._target)
-            if self._versions != [tensor._version for tensor in self._late]:
+            if self._traces != _traces(self._late):
                 self._on_torn()
                 raise StateChanged(
                     "the script has changed parameters, or what the optimizer keeps, after update()"
@@ -308,6 +308,11 @@ class Capture:
         if self._error is not None:
             raise self._error
         return self._snapshot
+
+
+def _traces(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """What changes when somebody writes into them, or puts in other memory by `.data`."""
+    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
 
 
 class Arrival:

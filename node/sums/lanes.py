@@ -117,7 +117,8 @@ class Place:
             now = "None" if tensor is None else f"of shape {list(tensor.shape)}"
             raise ConfigError(
                 f"buffer {self.name!r} had {self.stop - self.start} numbers when training began and is "
-                f"now {now}, so it cannot be averaged; register it with persistent=False if it is a cache"
+                f"now {now}, so it cannot be averaged; run the model once before Trainer is made if its first "
+                "forward gives it its size, or register it with persistent=False if it is a cache"
             )
         if _lane_dtype(tensor) != self.dtype:
             raise ConfigError(

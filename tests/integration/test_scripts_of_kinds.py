@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from scripts import Scripts, scripts_in
 
 pytestmark = pytest.mark.realtime
@@ -75,6 +76,8 @@ def test_a_script_runs_alone_and_in_a_cluster_that_a_node_joins_late_and_another
     package = NEEDS.get(name, "torch").partition(".")[0]
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
+    if name == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip(f"torch {torch.__version__} has no Muon")
     text = BEFORE + (FOLDER / f"{name}_cluster.py").read_text() + AFTER
     with scripts_in(tmp_path, preload=NEEDS.get(name, ""), PYTHONWARNINGS="ignore") as scripts:
         alone = scripts.start("alone", BEFORE + (FOLDER / f"{name}.py").read_text())

@@ -182,6 +182,52 @@ def test_what_others_train_as_a_node_begins_an_evaluation_is_not_of_the_mode_tha
         assert first.lines("end") == second.lines("end"), scripts.story()
 
 
+SWAPPING = """
+import time, torch
+from pathlib import Path
+from torch import nn
+from torch.utils.data import TensorDataset
+from chaosnet import Trainer
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(16, 4))
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+optimizer.param_groups[0]["train_mode"] = True
+trainer = Trainer(model, optimizer)
+while len(trainer.members) < 2:
+    trainer.update(samples=0)
+    time.sleep(0.01)
+for evaluation in range(3 if trainer.name == "n1" else 0):
+    optimizer.param_groups[0]["train_mode"] = False
+    with torch.no_grad():
+        model.weight.mul_(2)
+        for (x,) in trainer.evaluate(data, 1):
+            trainer.mean(model(x).square().mean())
+        model.weight.mul_(0.5)
+    optimizer.param_groups[0]["train_mode"] = True
+if trainer.name == "n1":
+    Path("evaluated").touch()
+while not Path("evaluated").exists():
+    trainer.update(samples=0)
+while trainer.step < 8:
+    for (x,) in trainer.batches(data, 4):
+        model(x).square().mean().backward()
+        trainer.update()
+print("end", trainer.step, trainer.state_hash())
+"""
+
+
+def test_a_node_that_waits_for_an_evaluation_keeps_the_weights_that_others_have_put_aside_for_it(tmp_path):
+    """As optimizers without a schedule do in eval()."""
+    with scripts_in(tmp_path) as scripts:
+        first = scripts.start("n0", SWAPPING)
+        first.address()
+        second = scripts.start("n1", SWAPPING)
+        assert [first.exit_code(), second.exit_code()] == [0, 0], scripts.story()
+        assert first.lines("end") == second.lines("end"), scripts.story()
+
+
 @pytest.mark.parametrize("script", [SCRIPT, PIPELINES], ids=["trainer", "pipelines"])
 def test_the_state_is_copied_for_a_joiner_while_others_evaluate_in_inference_mode(tmp_path, script):
     script = script.replace("no_grad", "inference_mode")

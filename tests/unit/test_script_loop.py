@@ -195,6 +195,122 @@ def test_named_optimizers_are_stepped_by_their_own_step(start):
         opt_g.step()
 
 
+def by_kind(model):
+    """Those that step together: one has the matrices, the other the rest, as Muon and AdamW."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    return [torch.optim.SGD(matrices, 0.1, momentum=0.9), torch.optim.AdamW(rest, 0.01)]
+
+
+def each_cleared_after_its_step(model, optimizers, schedules):
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+
+def scaled_together(model, optimizers, schedules, unscale=False):
+    """Gradients of both overflow in one step, in another those of the second alone."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(STEPS):
+        scaler.scale(loss_of(model, step)).backward()
+        if step == OVERFLOWS_AT:
+            model[0].bias.grad[0] = model[2].weight.grad[0] = float("inf")
+        for optimizer in optimizers:
+            if unscale:
+                scaler.unscale_(optimizer)
+        for optimizer in reversed(optimizers):
+            scaler.step(optimizer)
+        scaler.update()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.zero_grad()
+            if step != OVERFLOWS_AT:
+                schedule.step()
+
+
+def unscaled_together(model, optimizers, schedules):
+    scaled_together(model, optimizers, schedules, unscale=True)
+
+
+@pytest.mark.parametrize("loop", [each_cleared_after_its_step, scaled_together, unscaled_together])
+def test_optimizers_that_step_together_end_where_they_do_without_a_trainer(start, loop):
+    ends = []
+    for alone in (True, False):
+        model = make_model()
+        optimizers = by_kind(model)
+        schedules = [schedulers.StepLR(each, 2, 0.5) for each in optimizers]
+        trainer = None if alone else start(model, optimizers, schedules)
+        loop(model, optimizers, schedules)
+        states = [each.state_dict()["state"] for each in optimizers]
+        counts = [(each.last_epoch, each.get_last_lr()) for each in schedules]
+        ends.append((model.state_dict(), states, counts))
+    (weights, state, counted), (weights_of_ours, state_of_ours, counted_of_ours) = ends
+    assert trainer.step == STEPS - (loop is not each_cleared_after_its_step)
+    torch.testing.assert_close(weights_of_ours, weights, rtol=0, atol=0)
+    torch.testing.assert_close(state_of_ours, state, rtol=0, atol=0)
+    assert counted_of_ours == counted
+
+
+def test_a_gradient_that_overflows_in_one_of_the_optimizers_that_step_together_is_of_none(start):
+    model = make_model()
+    optimizers = by_kind(model)
+    trainer, scaler = start(model, optimizers), torch.amp.GradScaler("cpu", init_scale=8.0)
+    before = copy.deepcopy(model.state_dict())
+    scaler.scale(loss_of(model)).backward()
+    model[0].bias.grad[0] = float("inf")
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    assert (trainer.step, scaler.get_scale()) == (0, 8.0)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_update_steps_all_optimizers_that_step_together_and_a_schedule_may_be_of_one(start):
+    model = make_model()
+    optimizers = by_kind(model)
+    trainer = start(model, optimizers, [None, schedulers.StepLR(optimizers[1], 1, 0.5)], max_grad_norm=1.0)
+    before = copy.deepcopy(model.state_dict())
+    loss_of(model).backward()
+    trainer.update()
+    assert trainer.step == 1
+    assert all(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [each.param_groups[0]["lr"] for each in optimizers] == [0.1, 0.005]
+
+
+def test_one_of_the_optimizers_that_step_together_cannot_be_left_out(start):
+    model = make_model()
+    optimizers = by_kind(model)
+    trainer = start(model, optimizers)
+    loss_of(model).backward()
+    optimizers[0].step()
+    loss_of(model).backward()
+    with pytest.raises(ConfigError, match=r"SGD\.step\(\) was called again before"):
+        optimizers[0].step()
+    assert trainer.step == 1
+
+
+def test_gradients_of_optimizers_that_step_together_are_all_unscaled_or_none(start):
+    model = make_model()
+    optimizers = by_kind(model)
+    start(model, optimizers)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(loss_of(model)).backward()
+    scaler.unscale_(optimizers[0])
+    scaler.step(optimizers[0])
+    with pytest.raises(ConfigError, match=r"unscale_\(\) was called for some"):
+        scaler.step(optimizers[1])
+
+
+@pytest.mark.parametrize("schedule", [lambda each: schedulers.StepLR(each[0], 1), lambda each: [None]])
+def test_optimizers_that_step_together_have_a_list_of_schedules(start, schedule):
+    model = make_model()
+    optimizers = by_kind(model)
+    with pytest.raises(ConfigError, match="a list of as many as there are optimizers"):
+        start(model, optimizers, schedule(optimizers))
+
+
 def test_a_schedule_by_epochs_is_called_after_each(start):
     model = make_model()
     optimizer = sgd(model)
@@ -464,7 +580,7 @@ def test_one_backward_for_two_named_optimizers_is_refused(start):
     (loss_of(d) + loss_of(g)).backward()
     opt_d.step()
     with pytest.raises(
-        ConfigError, match=r"'G' was stepped with no backward\(\) since the step of 'D'.*groups"
+        ConfigError, match=r"'G' was stepped with no backward\(\) since the step of 'D'.*a list of optimizers"
     ):
         opt_g.step()
 

@@ -464,12 +464,17 @@ def test_what_replaces_a_frozen_parameter_is_what_a_joiner_gets():
     assert bytes(snapshot_of(state).slice(0, 64)) == bytes(torch.ones(16).numpy().data)
 
 
-def test_parameters_that_the_script_changes_while_they_are_copied_are_copied_at_once_from_then_on():
+def replaced(parameter):
+    """As averages of weights are swapped in for an evaluation."""
+    parameter.data = parameter.data * 2
+
+
+@pytest.mark.parametrize("change", [lambda parameter: parameter.detach().mul_(2), replaced])
+def test_parameters_that_the_script_changes_while_they_are_copied_are_copied_at_once_from_then_on(change):
     run = Run("adam")
     run.train(1, seed=1)
     capture = run.state.begin_capture(1, {})
-    with torch.no_grad():
-        next(run.model.parameters()).mul_(2)
+    change(next(run.model.parameters()))
     capture.run()
     with pytest.raises(StateChanged, match="the script has changed parameters"):
         capture.wait()
