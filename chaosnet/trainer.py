@@ -193,12 +193,12 @@ class Trainer(RunFacts):
     def check_state_replication(self) -> bool:
         """Serve a joining node, if this one was chosen to (Chaos, Sec. V-B).
 
-        A streaming join is served beside training, so this returns at once; for a blocking one it waits until
-        the joiner has all of the state. update() does the same if you do not call it.
+        Returns at once: a streaming join is served beside training, and for a blocking one update() has waited until
+        the joiner had all of the state.
         Returns: whether a joiner is being served.
         """
         run = self._attached()
-        return run.session.ended is None and run.engine.copies.serve()
+        return run.session.ended is None and run.engine.copies.serves
 
     def epochs(self, count: int) -> Iterator[int]:
         """What the cluster still has to do of `count` epochs; a late joiner begins with the present one."""

@@ -24,8 +24,7 @@ class StateCopies:
 
         a step is complete --take--> most is copied beside the next forward --finish--> the optimizer may step
 
-    Who serves a blocking joiner does not step the optimizer before the joiner has all of it (`serve`), so what is
-    large is not copied for it.
+    A blocking joiner is served inside `take`, from the live tensors, as nothing can change them meanwhile.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class StateCopies:
         self._state, self._session, self._checkpointing, self._say = state, session, checkpointing, say
         self._capture: Capture | None = None
         self._for_joiner = False  # The capture, and not only for a checkpoint.
-        self._blocked_on: int | None = None  # Step whose snapshot a blocking joiner still needs.
 
     def take(
         self, step: int, runtime: dict[str, Any], joiner: TakeSnapshot | None, mark: Mark | None
@@ -72,7 +70,8 @@ class StateCopies:
             checkpointing.begin(capture, mark, part)
         if joiner is not None and joiner.blocking:
             self._run(capture, joiner)
-            self._capture, self._blocked_on = None, joiner.step
+            self._capture = None
+            self._await_end(joiner.step)
         else:
             arguments = (capture, joiner)
             threading.Thread(target=self._run, args=arguments, name="chaosnet-snapshot", daemon=True).start()
@@ -91,24 +90,23 @@ class StateCopies:
             self._say(f"no copy of the state for a joiner: {error}")
         return None
 
-    def serve(self) -> bool:
-        """Wait until a blocking joiner has all of the state. Returns: is any joiner being served?"""
-        step = self._blocked_on
-        if step is None:
-            return self._capture is not None and self._for_joiner
-        while self._session.serves(step):
-            time.sleep(POLL_S)
-        self._blocked_on = None
-        return True
+    @property
+    def serves(self) -> bool:
+        """Is the state copied for a joiner that streams?"""
+        return self._capture is not None and self._for_joiner
 
     def serve_fellows(self, step: int | None) -> None:
         """Wait until fellows have fetched what has arrived here: it must not change before."""
-        self._blocked_on = step
-        self.serve()
+        if step is not None:
+            self._await_end(step)
+
+    def _await_end(self, step: int) -> None:
+        """Wait until no joiner needs the state of that step any more."""
+        while self._session.serves(step):
+            time.sleep(POLL_S)
 
     def finish(self) -> None:
         """Wait until nothing is being copied any more, as the optimizer is about to step."""
-        self.serve()
         if self._capture is not None:
             with contextlib.suppress(StateChanged, *NO_MEMORY):  # Whom it was for knows.
                 self._capture.wait()

@@ -210,24 +210,6 @@ class Still:
         )
 
 
-class Held:
-    """A tensor of a script that waits until it has been sent: on the CPU, row-major, it is sent from where it lies.
-
-    `on_torn`: called if the script has changed it all the same; then it is not sent any more.
-    """
-
-    def __init__(self, name: str, tensor: torch.Tensor, on_torn: Callable[[], None]) -> None:
-        self._name, self._tensor, self._version, self._on_torn = name, tensor, tensor._version, on_torn
-        self._data = memoryview(as_bytes(tensor.detach()).numpy().data)
-
-    def __getitem__(self, part: slice) -> memoryview:
-        """Raises: StateChanged."""
-        if self._tensor._version != self._version:
-            self._on_torn()
-            raise StateChanged(f"the script has changed {self._name} after update()")
-        return self._data[part]
-
-
 class Snapshot:
     """The training state at one step boundary, as parts by the byte at which each begins.
 
@@ -235,9 +217,7 @@ class Snapshot:
     none of what was not to be copied. The first `alike` tensors are so on all nodes.
     """
 
-    def __init__(
-        self, manifest: Manifest, parts: Mapping[int, np.ndarray | Still | Held], alike: int = 0
-    ) -> None:
+    def __init__(self, manifest: Manifest, parts: Mapping[int, np.ndarray | Still], alike: int = 0) -> None:
         self.manifest, self.alike = manifest, alike
         self._starts = sorted(parts)
         self._parts = [

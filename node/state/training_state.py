@@ -27,7 +27,6 @@ from .flat_state import (
     Arrival,
     Capture,
     Entry,
-    Held,
     Manifest,
     Row,
     Snapshot,
@@ -326,7 +325,9 @@ class TrainingState:
         self._still = {
             name: Still(name, parameter)
             for name, parameter in self._frozen.items()
-            if _lies_as_sent(parameter)
+            if parameter.device.type == "cpu"
+            and parameter.is_contiguous()
+            and as_bytes(parameter).data_ptr() == parameter.data_ptr()  # Not so of one element of a slice.
         }
 
     @held_off()
@@ -345,7 +346,7 @@ class TrainingState:
             only: Of the tensors, and how many of them (the first) are alike on all nodes: which (by index) to copy.
                 Default: all.
             for_joiner: Without parameters of which nodes keep parts.
-            held: Nothing steps the optimizer before all of it has been sent, so only what is small is copied.
+            held: The training thread waits until all of it has been sent: on the CPU only what is small is copied.
         Returns: a Capture; someone has to call its `run`, and its `wait` before optimizer.step().
         Raises: ConfigError if the user's state holds what cannot be shipped.
         """
@@ -360,7 +361,7 @@ class TrainingState:
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
         sizes = [entry.stop - entry.start for entry in manifest.entries]
         wanted = range(len(sizes)) if only is None else sorted(only(manifest.entries, alike))
-        parts: dict[int, np.ndarray | Still | Held] = {}
+        parts: dict[int, np.ndarray | Still] = {}
         late, now = list[int](), list[int]()
         for index in wanted:
             name = table.names[index]
@@ -370,8 +371,8 @@ class TrainingState:
                 parts[manifest.entries[index].start] = still
             elif index < only_stepped and name not in self._frozen and not self._at_once:
                 tensor = table.tensors[index]
-                if held and sizes[index] >= HELD_BYTES and _lies_as_sent(tensor):
-                    parts[manifest.entries[index].start] = Held(name, tensor, self._copy_at_once)
+                if held and sizes[index] >= HELD_BYTES and tensor.device.type == "cpu":
+                    parts[manifest.entries[index].start] = as_bytes(tensor).numpy()
                 else:
                     late.append(index)
             else:
@@ -506,13 +507,6 @@ def _settings(state: dict[str, Any], without: Collection[str]) -> dict[str, Any]
     """An optimizer's state_dict without its tensors by parameter, and without these of its groups' settings."""
     groups = [{key: group[key] for key in group if key not in without} for group in state["param_groups"]]
     return {**{key: value for key, value in state.items() if key != "state"}, "param_groups": groups}
-
-
-def _lies_as_sent(tensor: torch.Tensor) -> bool:
-    """Are its bytes in this machine's memory, as they are sent? Not so of one element of a slice."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        return False
-    return as_bytes(tensor).data_ptr() == tensor.data_ptr()
 
 
 def _check_name(name: str) -> None:
