@@ -85,6 +85,7 @@ class DataParallel:
         self.weight: float | None = None
         self.own_weight = 1.0
         self._loaded: StateLoaded | None = None
+        self._told_of_setting = False
         self._step_left = 0  # When the cluster went on without this node.
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self.healing: Divergence | None = None
@@ -296,6 +297,9 @@ class DataParallel:
             self.checkpointing.contribute(metrics)
         digests: Sides = {}
         accounts: Sides = {}
+        if weight > 0 and not self._told_of_setting and (said := self.agreement.set_by_script()):
+            self._told_of_setting = True
+            self.session.say(said)
         if self.gradients.alone:  # Nobody compares.
             self.agreement.forget()
         elif not leaving:
@@ -379,6 +383,8 @@ class DataParallel:
         self.session.rates.left_out = self.share.left_out()
         with self.rules.our_step():
             self.schedule.progressed(self.share.epoch, self.samples, evaluated)
+        if not self.evaluation.size:
+            self.agreement.settle()
         self._judge(outcome)
         self._capture(outcome, applied)
 

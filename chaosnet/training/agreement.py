@@ -90,6 +90,7 @@ class Agreement:
         self._sizes: list[int] = []
         self._values: list[Any] = []
         self._values_digest = ""
+        self._settled: tuple[str, Callable[[], list[tuple[str, str]]]] | None = None  # After the last step.
         self._flags: list[bool] = []
         self._flags_digest = ""
         self._records: dict[str, _Record] = {}
@@ -104,7 +105,24 @@ class Agreement:
         self._records.clear()
         self._accounted.clear()
         self._open.clear()
+        self._settled = None
         self.window.forget()
+
+    def settle(self) -> None:
+        """A step is over: until the next one, settings should stay what they are now."""
+        self._settled = self._settings()
+
+    def set_by_script(self) -> str:
+        """What to tell people of a setting that the script has changed since; "" if it has not."""
+        before, now = self._settled, self._settings()
+        if before is None or before[0] == now[0]:
+            return ""
+        name, (old, new) = first_difference([before[1](), now[1]()]) or ("a setting", ["?", "?"])
+        return (
+            f"{name} was {old} after the last step, and the script has made it {new}: a node that joins takes part "
+            "in steps before its own script does so, and then all stop, as replicas differ; give the schedule to "
+            "Trainer(lr_scheduler=...), e.g. as a LambdaLR, or set it in Trainer(after_step=...)"
+        )
 
     def told_by_load(self, load: Callable[[], Any]) -> tuple[Any, str]:
         """Load a state that replaces what the script has set.

@@ -1004,6 +1004,27 @@ def test_a_script_that_cannot_be_watched_is_left_as_it_was_in_all_its_parts(bad)
     assert type(schedule) is schedulers.StepLR
 
 
+@pytest.mark.parametrize("way", ["loop", "before training", "after_step", "scheduler"])
+def test_a_learning_rate_that_the_loop_sets_is_told_before_a_joiner_finds_it_out(start, capfd, way):
+    model = make_model()
+    optimizer = sgd(model)
+
+    def set_rate(trainer):
+        optimizer.param_groups[0]["lr"] = 0.1 / (2 + trainer.step)
+
+    schedule = schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step)) if way == "scheduler" else None
+    after_step = set_rate if way == "after_step" else None
+    trainer = start(model, optimizer, schedule, after_step=after_step, quiet=False)
+    for step in range(3):
+        if way == "loop" or (way == "before training" and not step):
+            set_rate(trainer)
+        loss_of(model).backward()
+        trainer.update()
+    told = capfd.readouterr().err
+    assert told.count("after the last step, and the script has made it") == (way == "loop")
+    assert ("param_groups[0]['lr'] was 0.05 after the last step" in told) == (way == "loop")
+
+
 @pytest.mark.filterwarnings("ignore:Seems like")  # So says torch of every scheduler that is copied.
 def test_copies_of_optimizer_and_scheduler_are_the_scripts_own(start):
     model = make_model()
