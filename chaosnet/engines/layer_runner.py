@@ -149,13 +149,16 @@ class LayerRunner:
 
     def check_strays(self, layer: int) -> None:
         """At first: has the backward of that layer reached parameters of others? Raises: ConfigError."""
-        if layer in self._checked:
-            return
-        self._checked.add(layer)
+        if layer not in self._checked:
+            self._checked.add(layer)
+            self.check_no_strays(f"layer {layer}")
+
+    def check_no_strays(self, which: str) -> None:
+        """Have all gradients been added? Raises: ConfigError."""
         if self.sums.has_strays():
             raise ConfigError(
-                f"layer {layer}, or the loss, uses a parameter of another layer: who adds that gradient would hang "
-                "on the pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
+                f"{which}, or the loss, uses a parameter of another layer: who adds that gradient would hang on the "
+                "pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
             )
 
     def now_in(self, layer: int) -> list[tuple[Any, int]]:
@@ -230,6 +233,7 @@ class _Attempt:
             for line in self.lines:
                 self._do(line)
                 self.over += 1
+            self.runner.check_no_strays("a layer")  # Some are used now and then.
         except _Void:
             self.runner.in_hand = None  # What goes wrong from here on is not for these samples to answer for.
             self.done = Done(void=True)
@@ -370,7 +374,7 @@ class _Attempt:
         Raises: _Void if it has changed what others go on with.
         """
         runner = self.runner
-        versions = [each._version for each in _each(value)]
+        versions = _versions(value)
         while True:
             seed_devices(seed_from("layer", *self.seed, number, layer), runner.accelerators)
             try:
@@ -381,7 +385,7 @@ class _Attempt:
                     error.add_note(self._was_given(layer, value, number))
                     raise
             runner.copies[layer] = True
-        if versions != [each._version for each in _each(value)]:
+        if versions != _versions(value):
             runner.copies[layer] = True
             raise _Void
         return out
@@ -456,6 +460,11 @@ def _leaf(each: torch.Tensor) -> torch.Tensor:
     if each.data_ptr() % CACHE_LINE or each.is_inference():  # Such tensors take part in no gradient.
         each = each.clone()
     return each.requires_grad_(trained)
+
+
+def _versions(value: Value) -> list[int]:
+    """How often each was written to. In inference mode nobody counts."""
+    return [each._version for each in _each(value) if not each.is_inference()]
 
 
 def _copied(value: Value) -> Value:

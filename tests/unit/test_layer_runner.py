@@ -219,3 +219,19 @@ def test_an_error_says_which_layer_was_given_what():
         alone_and_cut(lambda: [linear(), linear(1)], fetch=lambda number: (samples(number)[0], "abc"),
                       loss=lambda out, targets: out[99])  # fmt: skip
     assert caught.value.__notes__ == ["the loss was given float32 (4, 1), and as targets str"]
+
+
+def test_a_parameter_of_another_layer_that_is_used_now_and_then_is_refused_where_its_gradient_would_be_lost():
+    """It was looked for in a layer's first backward alone."""
+
+    def make():
+        first, calls = linear(), []
+
+        def use(x, own):
+            calls.append(x)
+            return own(x) + (first.weight.square().sum() if len(calls) == MICRO_BATCHES else 0)
+
+        return [first, Of(use, linear(3))]
+
+    with pytest.raises(ConfigError, match="a layer, or the loss, uses a parameter of another layer"):
+        alone_and_cut(make)
