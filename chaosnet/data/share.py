@@ -93,10 +93,14 @@ class NamedBatch(dict[Any, Any]):
 def check_dataset(dataset: Any, collate_fn: Any = None, caller: str = "batches") -> None:
     """Raises: ConfigError for what cannot be dealt out by index, and says what to give instead."""
     if isinstance(dataset, IterableDataset):
+        expected = "len() and [index]" + (
+            "; or iterate over it in the script, a part of it on each node, and call trainer.update(samples=...)"
+            if caller == "batches"
+            else ""
+        )
         raise ConfigError(
             f"{caller}: {type(dataset).__name__} is an IterableDataset, so no sample of it can be dealt again when a "
-            "node dies (expected len() and [index]; or iterate over it in the script, a part of it on each node, and "
-            "call trainer.update(samples=...))"
+            f"node dies (expected {expected})"
         )
     for what in ("__len__", "__getitem__"):
         if not hasattr(dataset, what):

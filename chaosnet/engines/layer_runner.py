@@ -20,6 +20,7 @@ from torch import nn
 from ..callbacks import LayersComputed
 from ..node.devices import accelerators
 from ..node.mailbox import Interrupted, Mailbox, TensorName
+from ..node.state.flat_state import dtype_name
 from ..node.state.generators import get_generators, seed_devices, set_generators
 from ..node.sums.layer_sums import LayerSums
 from ..protocols.errors import ConfigError
@@ -28,7 +29,7 @@ from ..scheduler.elastic.program import Instruction, Op, Tag
 from ..training.randomness import seed_from
 from . import tensor_bytes
 
-Value = Any  # A tensor, or a tuple of tensors.
+Value = Any  # A tensor, or a tuple of tensors. A gradient may be None.
 Measure = Callable[[Value, Any, int], None]
 CACHE_LINE = 64  # Bytes: torch begins what it allocates on the CPU at one.
 CPU = torch.device("cpu")
@@ -102,8 +103,11 @@ class LayerRunner:
         self.accelerators = accelerators(p for layer in layers for p in layer.parameters())
         self.in_hand: int | None = None
         self._last: _Attempt | None = None
-        # A layer that changes its input in place must not have the leaf that its gradient is read from.
-        self.copies = [any(getattr(m, "inplace", False) for m in layer.modules()) for layer in layers]
+        # What a layer changes in place is to be its own: others may go on with it. The first has a sample's memory.
+        self.copies = [
+            not number or any(getattr(m, "inplace", False) for m in layer.modules())
+            for number, layer in enumerate(layers)
+        ]
         # Buffers that are part of the state: by layer, their names, modules, and names in these.
         self.buffers = [
             [
@@ -146,13 +150,16 @@ class LayerRunner:
 
     def check_strays(self, layer: int) -> None:
         """Once for each layer. Raises: ConfigError if its backward has reached parameters of other layers."""
-        if layer in self._checked:
-            return
-        self._checked.add(layer)
+        if layer not in self._checked:
+            self._checked.add(layer)
+            self.check_no_strays(f"layer {layer}")
+
+    def check_no_strays(self, which: str) -> None:
+        """Raises: ConfigError if a backward has reached parameters of layers that it does not belong to."""
         if self.sums.has_strays():
             raise ConfigError(
-                f"layer {layer}, or the loss, uses a parameter of another layer: who adds that gradient would hang "
-                "on the pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
+                f"{which}, or the loss, uses a parameter of another layer: who adds that gradient would hang on the "
+                "pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
             )
 
     def now_in(self, layer: int) -> list[tuple[Any, int]]:
@@ -227,6 +234,7 @@ class _Attempt:
             for line in self.lines:
                 self._do(line)
                 self.over += 1
+            self.runner.check_no_strays("a layer")  # Some are used now and then.
         except _Void:
             self.runner.in_hand = None  # What goes wrong from here on is not for these samples to answer for.
             self.done = Done(void=True)
@@ -321,23 +329,30 @@ class _Attempt:
         for layer in range(start, stop):
             self.runner.needs(layer)
             began_s = time.perf_counter()
-            value = _leaves(value, wants_gradient=layer > 0)
+            value = _leaves(value)
             buffers = self.runner.now_in(layer)
             out = self._out(layer, number, value)
             self.runner.check_buffers(layer, buffers)
-            tensor_bytes.check(out, layer)
             if layer == last - 1:
-                loss = self.runner.loss(out, self.targets.pop(number))
-                _check_loss(loss)
-                self.runner.sums.tell_loss(number, float(loss.detach()), self.batches.samples[number])
-                out = loss
+                out = self._loss(out, self.targets.pop(number))
+                _check_loss(out)
+                self.runner.sums.tell_loss(number, float(out.detach()), self.batches.samples[number])
+                self.here["g", number, last] = torch.ones_like(out)
             else:
+                tensor_bytes.check(out, layer)
                 self.done.out_bytes[layer] = sum(each.nbytes for each in _each(out))
-            self.kept[number, layer] = value, out
+            self.kept[number, layer] = _trained(value), _trained(out)
             value = out
             self.done.forward_s[layer] += self._now_s() - began_s
         if stop < last:
             self.here["a", number, stop] = _detached(value)
+
+    def _loss(self, out: Any, targets: Any) -> Any:
+        try:
+            return self.runner.loss(out, targets)
+        except Exception as error:
+            error.add_note(f"the loss was given {_told(out)}, and as targets {_told(targets)}")
+            raise
 
     @torch.no_grad()
     def _validate(self, number: int, start: int, stop: int) -> None:
@@ -349,8 +364,9 @@ class _Attempt:
         for layer in range(start, stop):
             self.runner.needs(layer)
             with _in_evaluation(self.runner.layers[layer]):
-                value = self._out(layer, number, _leaves(value, wants_gradient=False))
-            tensor_bytes.check(value, layer)
+                value = self._out(layer, number, _leaves(value))
+            if layer < len(self.runner.layers) - 1:
+                tensor_bytes.check(value, layer)
         if stop < len(self.runner.layers):
             self.here["a", number, stop] = _detached(value)
         else:
@@ -360,20 +376,33 @@ class _Attempt:
         """The layer's output. A layer that changes its input in place gets a copy.
 
         Its modules may not tell that they do so (`x += ...`); then torch's error does, once.
+        Raises: _Void if it has changed what others go on with.
         """
         runner = self.runner
+        versions = _versions(value)
         while True:
             seed_devices(seed_from("layer", *self.seed, number, layer), runner.accelerators)
             try:
-                return runner.layers[layer](_copied(value) if runner.copies[layer] else value)
-            except RuntimeError as error:
+                out = runner.layers[layer](_copied(value) if runner.copies[layer] else value)
+                break
+            except Exception as error:
                 if runner.copies[layer] or LEAF_CHANGED not in str(error):
+                    error.add_note(self._was_given(layer, value, number))
                     raise
             runner.copies[layer] = True
+        if versions != _versions(value):
+            runner.copies[layer] = True
+            raise _Void
+        return out
+
+    def _was_given(self, layer: int, value: Value, number: int) -> str:
+        """For who reads an error of a layer's: torch's own says of what shape, and not where."""
+        name = type(self.runner.layers[layer]).__name__
+        return f"layer {layer}, a {name}, was given {_told(value)}, as micro-batch {number} of a step"
 
     def _backward(self, number: int, start: int, stop: int) -> None:
         layers, samples = self.runner.layers, self.batches.samples[number]
-        gradient = self.here.pop(("g", number, stop), None)
+        gradient = self.here.pop(("g", number, stop))
         finished: list[int] = []
         for layer in reversed(range(start, stop)):
             began_s = time.perf_counter()
@@ -409,23 +438,38 @@ def _each(value: Value) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+def _told(value: Any) -> str:
+    """For people: "float32 (4, 8), bool (4, 8)"."""
+    each = (
+        f"{dtype_name(each)} {tuple(each.shape)}" if isinstance(each, torch.Tensor) else type(each).__name__
+        for each in _each(value)
+    )
+    return ", ".join(each)
+
+
 def _like(value: Value, each: Sequence[Any]) -> Value:
     return tuple(each) if isinstance(value, tuple) else each[0]
 
 
-def _leaves(value: Value, wants_gradient: bool) -> Value:
-    """The same numbers, detached, and laid out in memory as if they had come over a link.
+def _leaves(value: Value) -> Value:
+    """The same numbers, cut off from what made them, and laid out as they are when they come over a link.
 
     With other strides, or another place in a cache line, kernels may add in another order.
     """
-    return _like(value, [_leaf(each, wants_gradient) for each in _each(value)])
+    return _like(value, [_leaf(each) for each in _each(value)])
 
 
-def _leaf(each: torch.Tensor, wants_gradient: bool) -> torch.Tensor:
+def _leaf(each: torch.Tensor) -> torch.Tensor:
+    trained = each.requires_grad and torch.is_grad_enabled()
     each = each.detach().resolve_conj().resolve_neg().contiguous()
-    if each.data_ptr() % CACHE_LINE:
+    if each.data_ptr() % CACHE_LINE or each.is_inference():  # Such tensors take part in no gradient.
         each = each.clone()
-    return each.requires_grad_(wants_gradient and (each.is_floating_point() or each.is_complex()))
+    return each.requires_grad_(trained)
+
+
+def _versions(value: Value) -> list[int]:
+    """How often each was written to. In inference mode nobody counts."""
+    return [each._version for each in _each(value) if not each.is_inference()]
 
 
 def _copied(value: Value) -> Value:
@@ -433,20 +477,27 @@ def _copied(value: Value) -> Value:
 
 
 def _detached(value: Value) -> Value:
-    return _like(value, [each.detach() for each in _each(value)])
+    """Cut off; what something trained has made says so all the same."""
+    return _like(value, [each.detach().requires_grad_(each.requires_grad) for each in _each(value)])
+
+
+def _trained(value: Value) -> Value:
+    """What gradients go through; None for the rest."""
+    return _like(value, [each if each.requires_grad else None for each in _each(value)])
 
 
 def _backward(out: Value, gradient: Value) -> None:
-    """Run autograd from the gradients of `out` to those of its inputs. None: `out` is the loss."""
-    gradients = _each(gradient) if gradient is not None else (None,)
-    pairs = [(o, g) for o, g in zip(_each(out), gradients, strict=True) if o.requires_grad]
+    """Run autograd from the gradients of `out` to those of its inputs."""
+    pairs = [
+        (o, g) for o, g in zip(_each(out), _each(gradient), strict=True) if o is not None and g is not None
+    ]
     if pairs:
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
 
 def _gradients(value: Value) -> Value:
-    """The gradients of a layer's inputs; zeros where an input was not used."""
-    return _like(value, [torch.zeros_like(each) if each.grad is None else each.grad for each in _each(value)])
+    """The gradients of a layer's inputs; None where an input needs none, or was not used."""
+    return _like(value, [None if each is None else each.grad for each in _each(value)])
 
 
 def _check_loss(loss: Any) -> None:

@@ -45,6 +45,11 @@ def layers_of(model: Model) -> tuple[nn.Module, list[nn.Module]]:
         each member.
     """
     if isinstance(model, nn.Sequential | nn.ModuleList):
+        if type(model).forward not in (nn.Sequential.forward, nn.ModuleList.forward):
+            raise ConfigError(
+                f"model: {type(model).__name__} has a forward of its own, which nobody would call (expected its "
+                "children in a list, if each takes what the one before gives)"
+            )
         whole: nn.Module = model
         layers = list(model)
     elif isinstance(model, list | tuple) and all(isinstance(each, nn.Module) for each in model):

@@ -1,4 +1,7 @@
-"""Tensors as bytes on the wire, and back: a row of type and shape for each, and their bytes one behind the other."""
+"""Tensors as bytes on the wire, and back: a row of type and shape for each, and their bytes one behind the other.
+
+Activations say whether something trained has made them, and needs their gradients. A gradient may be None.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from ..protocols.messages import MOST_DIMENSIONS, MOST_TENSORS, Row, Tensor
 
 PART_BYTES = 4 << 20  # What travels as one message: others have their turn between.
 SINGLE = "1 "  # Before the type of the first row: it is a tensor by itself, and no tuple of one.
+TRAINED = " trained"  # Behind the type: gradients are to come back.
+NOTHING = "none"  # In the place of the type.
 
 
 def check(value: Any, layer: int) -> None:
@@ -44,13 +49,25 @@ def no_tensor(value: Any) -> str:
 def cut(value: Any) -> tuple[tuple[Row, ...], list[Any]]:
     """Rows and parts of a tensor, or of a tuple of them."""
     tensors = value if isinstance(value, tuple) else (value,)
-    rows = [(dtype_name(each), tuple(each.shape)) for each in tensors]
+    rows = [_row(each) for each in tensors]
     if not isinstance(value, tuple):
         rows[0] = SINGLE + rows[0][0], rows[0][1]
-    flat = [as_bytes(each.detach().cpu().contiguous()) for each in tensors]
-    data = flat[0] if len(flat) == 1 else torch.cat(flat)
+    flat = [as_bytes(each.detach().cpu().contiguous()) for each in tensors if each is not None]
+    data = (
+        flat[0]
+        if len(flat) == 1
+        else torch.cat(flat)
+        if flat
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     whole = data.numpy().data
     return tuple(rows), [whole[at : at + PART_BYTES] for at in range(0, max(len(whole), 1), PART_BYTES)]
+
+
+def _row(tensor: torch.Tensor | None) -> Row:
+    if tensor is None:
+        return NOTHING, ()
+    return dtype_name(tensor) + TRAINED * tensor.requires_grad, tuple(tensor.shape)
 
 
 def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
@@ -58,19 +75,23 @@ def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
     message = parts[0][0]
     each = [_bytes(payload) for _, payload in parts]
     data = each[0] if len(each) == 1 else np.concatenate(each)
-    tensors, at = [], 0
-    for name, shape in message.rows:
-        dtype = DTYPES.get(name.removeprefix(SINGLE))
-        if dtype is None:
-            raise MalformedMessage(f"a tensor of type {name!r}")
+    tensors: list[torch.Tensor | None] = []
+    at = 0
+    for row, shape in message.rows:
+        name = row.removeprefix(SINGLE)
+        if name == NOTHING:
+            tensors.append(None)
+            continue
+        dtype, trained = DTYPES.get(name.removesuffix(TRAINED)), name.endswith(TRAINED)
+        if dtype is None or (trained and not (dtype.is_floating_point or dtype.is_complex)):
+            raise MalformedMessage(f"a tensor of type {row!r}")
         stop = at + math.prod(shape) * dtype.itemsize
         if stop > data.size:
             raise MalformedMessage(f"a tensor of {stop - at} bytes in {data.size - at}")
         whole = torch.empty(stop - at, dtype=torch.uint8, device="cpu")  # Where torch would have it.
         whole.numpy()[:] = data[at:stop]
-        tensors.append(
-            whole.view(dtype).view(shape) if stop > at else torch.empty(shape, dtype=dtype, device="cpu")
-        )
+        tensor = whole.view(dtype).view(shape) if stop > at else torch.empty(shape, dtype=dtype, device="cpu")
+        tensors.append(tensor.requires_grad_(trained))
         at = stop
     is_single = len(tensors) == 1 and message.rows[0][0].startswith(SINGLE)
     return tensors[0] if is_single else tuple(tensors)

@@ -20,7 +20,8 @@ class Tensor(Message, frozen=True, kw_only=True):
     `way`: "a", activations on the way forward; "g", their gradients on the way back. At the beginning of a step "p",
     parameters, and "s", these and what the optimizer keeps of them: then `layer` is the number of a group of them,
     and `micro_batch` that of one in it. The payload is the tensors' bytes, one behind the other, cut into
-    `parts`; `rows` say of what type and shape each is. Nodes on the way to `target` pass it on.
+    `parts`; `rows` say of what type and shape each is, and whether something trained has made it
+    (chaosnet/engines/tensor_bytes.py). Nodes on the way to `target` pass it on.
     """
 
     key: ViewKey

@@ -29,8 +29,8 @@ class Traffic:
     """Bytes of a step, and the links that they go over.
 
     Attributes:
-        out_bytes: By layer, what it gives to the next for one micro-batch; the gradient that comes back is as large.
-            () if nobody has measured that.
+        out_bytes: By layer, what it gives to the next for one micro-batch; the gradient that comes back is
+            as large, or less. () if nobody has measured that.
         sums: The layers that have a part in it, and the bytes of what is summed, for all groups of parameters.
         rates_mbit: From the first to the second, > 0. A link without one is as links usually are.
         delays_us: One way.

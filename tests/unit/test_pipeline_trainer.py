@@ -185,6 +185,11 @@ class _Pair(nn.Module):
         return pair[0] + pair[1]
 
 
+class _Twice(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 class _Split(nn.Module):
     def __init__(self):
         super().__init__()
@@ -210,6 +215,10 @@ def test_layers_may_hand_on_several_tensors():
         (
             {"model": [nn.Linear(4, 3), torch.relu], "optimizer": torch.optim.SGD(make_model().parameters())},
             "layer 1: its function fails.*argument.*expected a module, or a function without arguments",
+        ),
+        (
+            {"model": _Twice(nn.Linear(4, 3))},
+            "model: _Twice has a forward of its own, which nobody would call",
         ),
         ({"model": nn.Sequential(), "optimizer": torch.optim.SGD(make_model().parameters())}, "no layers"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "'1' is a BatchNorm1d"),
