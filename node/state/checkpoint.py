@@ -158,8 +158,8 @@ def prune(directory: Path, keep: int) -> None:
 def set_aside(directory: Path, step: int, run: str) -> list[Path]:
     """Rename what other runs wrote beyond `step`: it is of a history that did not happen. Returns: new names.
 
-    So is what has no index that is whole, as this run's are; else pruning would prefer it to what this run writes. What
-    is incomplete, as its nodes have died over it, stays for pruning, which takes it once this run is beyond it.
+    So is what has no index that is whole, as this run's are; else pruning would prefer it to what this run writes.
+    What is incomplete, as its nodes have died over it, stays: pruning takes it once this run is beyond it.
     """
     renamed = []
     for checkpoint in scan(directory):
