@@ -20,7 +20,7 @@ from . import views
 from .admission import Admission, Costs
 from .monitor import ClusterMonitor
 from .sync_plan import Bundler, SyncPolicy, best_single_tree
-from .views import Change, Replan
+from .views import Change, Replan, Votes
 
 REPEAT_EVERY_S = 0.5  # PREPARE and FLUSH are sent again to make up for what was lost with a connection.
 MAX_QUEUE = 1024
@@ -36,6 +36,7 @@ class Proposal:
     view: View
     told: View | ViewChange  # The same, as it is sent.
     change: Change
+    new: tuple[str, ...]  # Those that get a vote.
     since_s: float
     repeat_at_s: float
 
@@ -96,8 +97,8 @@ class Tenure:
         self.parked = reason
 
     def put_off(self, change: Change) -> None:
-        """Another view comes first, and its trees are planned for what links carry now."""
-        if not isinstance(change, Replan):
+        """Another view comes first. Its trees are planned for what links carry now, and votes are asked for anew."""
+        if not isinstance(change, Replan | Votes):
             self.queue.appendleft(change)
 
     def withdraw(self, change: Change) -> None:
