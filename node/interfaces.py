@@ -75,6 +75,14 @@ def traffic() -> Traffic:
     return Traffic(sum(each.bytes_sent for each in counters), sum(each.bytes_recv for each in counters))
 
 
+def used(process: psutil.Process) -> tuple[float, int]:
+    """Since it was last asked: of one core, in percent; and bytes resident now. Zeros where they cannot be read."""
+    try:
+        return process.cpu_percent(), process.memory_info().rss
+    except Exception:  # As below; a process may have opened as many files as it is allowed to.
+        return 0.0, 0
+
+
 def battery_pct() -> float:
     """How full this machine's battery is; -1 where there is none, or where it cannot be read."""
     try:

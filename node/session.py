@@ -263,6 +263,7 @@ class Session:
         offer = self._offer
         settings = CoreSettings(
             addresses=addresses,
+            seeds=self.settings.seeds,
             peers_at=self.settings.peers_at,
             probe=self.settings.probe,
             chunks=offer.chunks,

@@ -46,7 +46,7 @@ class Vitals:
 
     def readings(self, rates: Rates, counters: Mapping[str, int], transport: Transport) -> ReadingsTaken:
         """The readings of now. `counters`: what went wrong here so far, by name, without refused strangers."""
-        traffic = interfaces.traffic()
+        traffic, (cpu_pct, memory_bytes) = interfaces.traffic(), interfaces.used(self._process)
         sent_bytes, received_bytes = transport.moved_bytes
         refused = {f"{REFUSED}{reason}": count for reason, count in transport.refused.items()}
         return ReadingsTaken(
@@ -55,8 +55,8 @@ class Vitals:
             state_bytes=rates.state_bytes,
             layer_bytes=rates.layer_bytes,
             page=rates.page,
-            cpu_pct=self._process.cpu_percent(),
-            memory_bytes=self._process.memory_info().rss,
+            cpu_pct=cpu_pct,
+            memory_bytes=memory_bytes,
             battery_pct=interfaces.battery_pct(),
             nic_sent_bytes=traffic.sent,
             nic_received_bytes=traffic.received,

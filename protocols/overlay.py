@@ -17,6 +17,9 @@ from .lives import Lives
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
 MAX_STRANGERS = 1024  # Nodes of no view, and links of theirs, that something is remembered of.
+STRANGERS_TOLD = (
+    64  # Lost links of such nodes that those are told of who meet: who is about to join is among the last.
+)
 
 
 class LinkState(enum.Enum):
@@ -207,9 +210,15 @@ class Overlay:
         )
 
     def losses(self) -> tuple[LinkNews, ...]:
-        """All that is known of lost links, and of processes that have the name of an earlier one."""
-        lost = sorted(ends for ends, news in self.news.items() if news.state is not LinkState.OPEN)
-        return tuple(news for ends in lost if (news := self.known(*ends))) + self._rebirths()
+        """All that is known of lost links, and of processes that have the name of an earlier one.
+
+        A joiner floods what is news to it: of one that died before it was in a view, each later one would.
+        """
+        lost = [ends for ends, news in self.news.items() if news.state is not LinkState.OPEN]
+        # In no view yet, all are strangers.
+        odd = [ends for ends in lost if self.view.members and not all(map(self.lives.was_in_view, ends))]
+        told = sorted({*lost}.difference(odd[:-STRANGERS_TOLD]))
+        return tuple(news for ends in told if (news := self.known(*ends))) + self._rebirths()
 
     def _rebirths(self) -> tuple[LinkNews, ...]:
         """The newest news of each node that lives again, with its life."""

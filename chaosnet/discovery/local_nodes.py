@@ -103,6 +103,8 @@ class LocalFile:
         with contextlib.suppress(OSError, RuntimeError):
             home = _folder()
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self._kept is None:
+                local_nodes()  # Nodes that were killed have left files behind, and perhaps nobody ever asks for them.
             file = self._kept[0] if self._kept else home / f"{_machine()}.{secrets.token_hex(6)}.json"
             before, self._kept = self._kept, (file, _written(file, json.dumps(asdict(node)).encode()))
             if before:
@@ -140,6 +142,7 @@ def _written(file: Path, text: bytes) -> IO[bytes]:
         os.replace(temporary, file)
     except OSError:
         out.close()
+        temporary.unlink(missing_ok=True)
         raise
     return out
 

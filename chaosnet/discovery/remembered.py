@@ -2,7 +2,8 @@
 
 So a founder that is started again by the same command, which names nobody to join, asks those first, and does not
 begin a second cluster beside the living one. The file is a help and no more: what cannot be read counts as none, and
-what cannot be written is told once. It goes when the last member has left.
+what cannot be written is told once, and tried again with the next view: a disk may be full for a while. It goes when
+the last member has left.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import os
 import platform
 import re
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +77,7 @@ class Remembered:
         )
         ways = tuple(dict.fromkeys(way for member in others for way in member.addresses))[:MAX_KNOCKS]
         # Who goes on alone may have lost the others over a cut, and they may be there still when it comes back.
-        if self._file is None or not ways or ways == self._kept or self._failed:
+        if self._file is None or not ways or ways == self._kept:
             return
         self._kept = ways
         threading.Thread(target=self._write, args=(ways,), name="chaosnet-members", daemon=True).start()
@@ -100,11 +100,12 @@ class Remembered:
                 return  # There is newer.
             try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                descriptor, temporary = tempfile.mkstemp(dir=self._file.parent, prefix=f".{self._file.name}.")
-                with os.fdopen(descriptor, "w") as out:
-                    json.dump({"members": ways}, out)
+                temporary = self._file.with_suffix(".new")
+                temporary.write_text(json.dumps({"members": ways}))
                 os.replace(temporary, self._file)
+                self._failed = False
             except OSError as error:
+                self._kept = ()
                 self._tell(error)
 
     def _tell(self, error: OSError) -> None:

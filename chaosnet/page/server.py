@@ -62,6 +62,7 @@ class PageServer:
         config = uvicorn.Config(
             self._app(),
             log_config=None,
+            log_level="error",  # A line for each request that is none would be a stranger's to write.
             access_log=False,
             lifespan="off",
             limit_concurrency=MAX_VIEWERS + 20,

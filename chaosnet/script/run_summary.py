@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -202,7 +201,7 @@ class RunRecord:
         self._step = self._steps = 0
         self._samples_before = 0.0
         self._shares: dict[str, float] = {}  # What each is dealt for a step, as last known.
-        self._losses: Counter[str] = Counter()
+        self._dealt_again = 0.0
         self._waited_s, self._parked_at_s = 0.0, math.nan
 
     def entered(self, step: int, samples: float) -> None:
@@ -242,8 +241,8 @@ class RunRecord:
             if name == self.node:
                 continue
             self.names[kind][name] = None
-            if kind == "lost":
-                self._losses[name] += 1
+            share = self._shares.pop(name, 0.0) if kind != "joined" else 0.0
+            self._dealt_again += share if kind == "lost" else 0.0
 
     def parked(self, waits: bool, now_s: float) -> None:
         """Training waits for members that cannot be reached, or goes on."""
@@ -274,7 +273,7 @@ class RunRecord:
             lost=tuple(self.names["lost"]),
             void_steps=self.void_steps,
             lost_updates=self.lost_updates,
-            dealt_again=sum(times * self._shares.get(name, 0.0) for name, times in self._losses.items()),
+            dealt_again=self._dealt_again,
             metrics={name: (each.first, each.last, *each.values) for name, each in self.curves.items()},
             **facts,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,11 +16,12 @@ from typing import Any
 from ..callbacks import Callbacks
 from ..protocols.errors import describe
 from ..protocols.messages import Notice
-from ..protocols.sentences import printable, sentence
+from ..protocols.sentences import counted, printable, sentence
 from .run_summary import BLOCKS, PLAIN_BLOCKS, RunRecord, RunSummary, lines
 
 SAID = "said"  # The event of a line that is no notice.
 CLEARED = "\r\x1b[K"  # The line of a terminal in which the cursor is.
+READER_PATIENCE_MS = 200  # Less than after what others take a node for dead.
 
 
 def log_line(text: str, log_format: str, node: str = "", event: str = SAID, **fields: Any) -> str:
@@ -42,16 +45,31 @@ class Teller:
     ) -> None:
         self._quiet, self._callbacks = quiet, callbacks
         self._node, self._log_format, self._sums_up = node, log_format, sums_up
+        self._left_out = 0  # Lines, since somebody read the last one.
         self.record = RunRecord(node)
 
     def say(self, text: str, event: str = SAID, **fields: Any) -> None:
-        """Print one line, unless the user wants none."""
-        if not self._quiet:
-            # In one piece, as other threads print, too.
-            line = log_line(text, self._log_format, self._node, event, **fields)
-            line = _behind_a_bar() + line
-            with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
-                print(line, end="", file=sys.stderr, flush=True)
+        """Print one line, unless the user wants none.
+
+        A terminal that was stopped (Ctrl+S), or a pipe that nobody empties, holds up the script that prints there,
+        but no other thread: links would not be served.
+        """
+        if self._quiet:
+            return
+        here = threading.current_thread()
+        if here is not threading.main_thread() and not _takes_more(
+            0 if self._left_out else READER_PATIENCE_MS
+        ):
+            self._left_out += 1
+            return
+        line = log_line(text, self._log_format, self._node, event, **fields)
+        if self._left_out:
+            told = f"{counted(self._left_out, 'line')} left out here: nobody was reading"
+            line, self._left_out = log_line(told, self._log_format, self._node) + line, 0
+        # In one piece, as other threads print, too.
+        line = _behind_a_bar() + line
+        with contextlib.suppress(OSError, ValueError):  # Its reader may have gone: no reason to go, too.
+            print(line, end="", file=sys.stderr, flush=True)
 
     def summary(self, summary: RunSummary) -> None:
         """Print what the run has come to, unless the user does not want it."""
@@ -88,6 +106,17 @@ class Teller:
             callback(event)
         except Exception as error:
             self.say(f"{name} of the script failed: {describe(error)}")
+
+
+def _takes_more(patience_ms: int) -> bool:
+    """Does stderr take a line at once, or in a moment?"""
+    with contextlib.suppress(
+        OSError, ValueError, AttributeError
+    ):  # It is no file, or the system cannot tell.
+        poll = select.poll()
+        poll.register(sys.stderr.fileno(), select.POLLOUT)
+        return bool(poll.poll(patience_ms))
+    return True
 
 
 def _behind_a_bar() -> str:

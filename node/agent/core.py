@@ -50,6 +50,10 @@ from .welcome import Welcome
 
 __all__ = ["Agent", "CoreSettings", "Phase"]
 
+MAX_SEEDS = (
+    32  # Of one life, that lead back after it: who comes back again and again would know of ever more.
+)
+
 
 class Agent(Node):
     """One node's decisions. `handle(event, now_s)` says what to do; `wake_at_s` when to send a Tick."""
@@ -106,14 +110,15 @@ class Agent(Node):
 
     @property
     def ways_back(self) -> tuple[str, ...]:
-        """Where to ask for the cluster that goes on without us: our neighbours, its others, our seeds."""
+        """Where to ask for the cluster that goes on without us: our neighbours, its others, first seeds."""
         view, named_at = self.sync.view, self.neighbors.named_at
         near = view.neighbors(self.me) if view else ()
         members = sorted(view.members, key=lambda m: m.id not in near) if view else ()
         ways = [way for member in members if member.id != self.me for way in self.book.ways_to(member)]
         peers = [named_at[peer] for peer in sorted(self.relay.peers) if peer in named_at]
-        # One of them has told us that we are out.
-        return tuple(dict.fromkeys((*ways, *self.joining.seeds, *peers)))
+        # One of them has told us that we are out. The seeds of a life that came back are ways of the one before.
+        past = self.joining.seeds[:MAX_SEEDS]
+        return tuple(dict.fromkeys((*ways, *past, *peers, *self.settings.seeds)))
 
     # --- events ---
 

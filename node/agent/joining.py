@@ -56,7 +56,7 @@ class Joining:
     def __init__(self, node: Node, role: Role, recovery: StepRecovery, reports: Reports) -> None:
         self.node, self.role, self.recovery, self.reports = node, role, recovery, reports
         self.news: JoinNews | None = None
-        self.seeds: tuple[str, ...] = ()  # Where the user told it to ask.
+        self.seeds: tuple[str, ...] = ()  # Where it was told to ask, by the user or by its life before.
         self.heard_of: tuple[str, ...] = ()  # Where others have said that they are, before it asked.
 
     def routes(self) -> Routes:

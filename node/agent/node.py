@@ -50,6 +50,7 @@ class CoreSettings:
     """What a core needs to know of its node."""
 
     addresses: tuple[str, ...] = ()  # Where others may dial it.
+    seeds: tuple[str, ...] = ()  # Where the user told it to ask: they lead back from every life.
     peers_at: Mapping[str, str] = field(default_factory=dict)  # What the user says of others' (AddressBook).
     probe: Kind = "in-band"
     chunks: int = 1

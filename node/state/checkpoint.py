@@ -159,10 +159,11 @@ def set_aside(directory: Path, step: int, run: str) -> list[Path]:
     """Rename what other runs wrote beyond `step`: it is of a history that did not happen. Returns: new names.
 
     So is what has no index that is whole, as this run's are; else pruning would prefer it to what this run writes.
+    What is incomplete, as its nodes have died over it, stays: pruning takes it once this run is beyond it.
     """
     renamed = []
     for checkpoint in scan(directory):
-        if checkpoint.step > step and _is_foreign(checkpoint, run):
+        if checkpoint.complete and checkpoint.step > step and _is_foreign(checkpoint, run):
             path = checkpoint.path.with_name(SET_ASIDE + checkpoint.path.name)
             with contextlib.suppress(OSError):
                 checkpoint.path.rename(path)

@@ -5,7 +5,16 @@ import random
 from chaosnet.node.agent.core import Agent, CoreSettings
 from chaosnet.protocols.effects import Joined, Misheard, StepCompleted, Transmit
 from chaosnet.protocols.events import Contributed, LocalReady, PeerOpened, Received
-from chaosnet.protocols.messages import EVERYONE, Contribution, Envelope, Prepare, ViewChange
+from chaosnet.protocols.messages import (
+    EVERYONE,
+    Contribution,
+    Envelope,
+    Member,
+    Prepare,
+    Tree,
+    View,
+    ViewChange,
+)
 
 
 def test_a_founder_begins_at_the_step_it_is_told_and_goes_on_from_there():
@@ -32,3 +41,18 @@ def test_what_cannot_be_taken_here_is_told_to_the_others_nevertheless():
     assert sent == Transmit("c", envelope)
     assert isinstance(misheard, Misheard) and "a change to a bad view" in misheard.text
     agent.check_invariants()
+
+
+def test_who_comes_back_for_weeks_knows_the_last_members_and_not_all_that_there_ever_were():
+    ways: tuple[str, ...] = ("seed:1",)
+    for life in range(1, 301):
+        agent = Agent("a", CoreSettings(life=life, seeds=("seed:1",)), random.Random(life))
+        agent.join(ways, (), 2, False, 20.0, 0.0)
+        other, me = Member(id=f"n{life}", addresses=(f"n{life}:1",)), Member(id="a", addresses=("a:1",))
+        tree = Tree(root=other.id, parent={"a": other.id})
+        links = (("a", other.id),)
+        view = View(term=1, seq=life, scheduler=other.id, members=(other, me), links=links, trees=(tree,))
+        agent.sync.observe(view, life)
+        ways = agent.ways_back
+    assert ways[:3] == ("n300:1", "n299:1", "n298:1")
+    assert len(ways) < 40 and "seed:1" in ways

@@ -344,6 +344,19 @@ def test_what_another_run_wrote_beyond_the_step_resumed_is_set_aside(tmp_path):
     assert set_aside(tmp_path, step=10, run="new") == []
 
 
+def test_a_run_whose_nodes_die_over_checkpoints_again_and_again_does_not_fill_the_disk(tmp_path):
+    """Each time all died, the part of a checkpoint that was there was set aside when the next run began, for good."""
+    write_all(tmp_path, mark(step=10, run="run 0"))
+    for number in range(1, 20):
+        step = 10 * number
+        assert choose(scan(tmp_path)).step == step
+        set_aside(tmp_path, step, f"run {number}")
+        write_all(tmp_path, mark(step=step + 10, run=f"run {number}"))
+        prune(tmp_path, keep=1)
+        write(tmp_path, mark(step=step + 20, run=f"run {number}"), shard=1)  # And then all nodes die.
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_what_nobody_can_read_beyond_the_step_resumed_is_set_aside_too(tmp_path):
     """Else it would count as the newest complete one, and what this run writes would be removed for it."""
     write_all(tmp_path, mark(step=10))

@@ -78,6 +78,32 @@ def test_one_that_was_killed_counts_for_nothing_and_its_file_goes(home):
     assert not list(home.iterdir())
 
 
+def test_the_next_node_removes_what_killed_ones_have_left_though_nobody_asks_for_any(home):
+    text = (
+        "import os, signal\nfrom chaosnet.discovery.local_nodes import LocalFile\n"
+        "files = [LocalFile('n1', '127.0.0.1:0') for _ in range(20)]\n"
+        "for file in files:\n    file.write(('127.0.0.1:4711',))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", text], check=False)
+    assert len(list(home.iterdir())) == 20
+    file = LocalFile("n2", "127.0.0.1:0")
+    file.write(("127.0.0.1:4712",))
+    assert len(list(home.iterdir())) == 1
+    file.remove()
+
+
+def test_a_full_disk_is_not_filled_further(home, monkeypatch):
+    def no_space(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", no_space)
+    file = LocalFile("n1", "127.0.0.1:0")
+    file.write(("127.0.0.1:4711",))
+    file.remove()
+    assert not list(home.iterdir())
+
+
 def test_what_is_no_such_file_counts_for_nothing(home):
     file = LocalFile("n1", "127.0.0.1:0")
     file.write(("127.0.0.1:4711",))

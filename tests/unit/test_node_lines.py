@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+import threading
 
 import pytest
 
@@ -91,6 +92,34 @@ def test_a_line_takes_the_place_of_a_progress_bar_on_a_terminal(monkeypatch, mod
         monkeypatch.setitem(sys.modules, each, None)
     Teller(False, Callbacks()).say("going on")
     assert sys.stderr.getvalue() == f"{began}[chaosnet] going on\n"
+
+
+def test_a_reader_that_has_stopped_holds_up_no_thread_of_the_node(monkeypatch):
+    """The one that serves its links stood still, and the others lost it, though its script printed nothing."""
+    reader, writer = os.pipe()
+    teller = Teller(False, Callbacks())
+
+    def say(*texts):
+        thread = threading.Thread(target=lambda: [teller.say(text) for text in texts], daemon=True)
+        thread.start()
+        thread.join(10.0)
+        return not thread.is_alive()
+
+    with open(writer, "w") as stderr, open(reader, "rb") as log:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert say("one")
+        os.set_blocking(writer, False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                os.write(writer, bytes(512))
+        os.set_blocking(writer, True)
+        went_on = say("two", "three")
+        os.set_blocking(reader, False)
+        assert log.read().startswith(b"[chaosnet] one\n") and went_on
+        assert say("four", "five")
+        told = log.read().decode().splitlines()
+    assert told[1:] == ["[chaosnet] four", "[chaosnet] five"]
+    assert told[0] == "[chaosnet] 2 lines left out here: nobody was reading"
 
 
 def test_a_line_in_a_pipe_is_itself_also_where_there_is_a_progress_bar(monkeypatch, capsys):

@@ -4,7 +4,7 @@ import pytest
 
 from chaosnet.protocols.lives import Lives
 from chaosnet.protocols.messages import Electorate, LinkNews, Member, View
-from chaosnet.protocols.overlay import Overlay, has_quorum, lacking
+from chaosnet.protocols.overlay import STRANGERS_TOLD, Overlay, has_quorum, lacking
 
 
 def voters(*members, key=(1, 1)):
@@ -298,3 +298,14 @@ def test_of_a_script_that_failed_the_last_view_is_not_told_to_who_knows_another(
     assert lives.is_news("c", lives.of("c"), (1, 3), error=False)
     assert not lives.is_news("c", lives.of("c"), (1, 2), error=False)
     assert not lives.is_news("x", 7, (1, 3), error=False)
+
+
+def test_joiners_that_died_before_they_were_in_a_view_are_not_told_of_for_ever(chain):
+    """Each joiner was told of all of them, and flooded it: 1,500 envelopes over each link, with every join."""
+    chain.heard(news("a", "b", "silent", version=2))
+    for number in range(500):
+        for peer in ("a", "b", "c"):
+            chain.heard(news(peer, f"n{number}", "silent"))
+    told = chain.losses()
+    assert len(told) == 1 + STRANGERS_TOLD
+    assert {("a", "b"), ("c", "n499")} <= {(each.reporter, each.peer) for each in told}

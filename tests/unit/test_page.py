@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -53,6 +54,15 @@ def test_a_long_run_keeps_its_beginning_in_outline_and_its_end_whole():
     kept = [row.step for row in picture.steps]
     assert kept[0] == 0 and len(kept) <= STEPS_KEPT
     assert kept[-STEPS_WHOLE:] == [*range(STEPS_KEPT + 500 - STEPS_WHOLE, STEPS_KEPT + 500)]
+
+
+def test_of_a_run_of_weeks_no_tenth_is_without_a_curve():
+    """After a million steps, nothing was known of what came between the first of them and number 981,248."""
+    picture, steps, at_once = Picture(), 60_000, 200
+    for first in range(0, steps, at_once):
+        picture.answered(after(STATUS, steps=tuple(step(n) for n in range(first, first + at_once))), 0.0)
+    tenths = Counter(10 * row.step // steps for row in picture.steps)
+    assert min(tenths[tenth] for tenth in range(10)) > 50
 
 
 def test_an_event_by_a_clock_that_is_behind_is_counted_once_and_shown_in_its_place():

@@ -1,6 +1,7 @@
 """What asks the cluster for the page: whose keys it shows, when it asks no more, and what it outlives."""
 
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -115,6 +116,20 @@ def test_the_status_of_a_cluster_that_does_not_answer_is_an_error_and_else_has_a
             urllib.request.urlopen(f"{server.url()}/status.json", timeout=10.0)
     finally:
         server.stop()
+
+
+def test_strangers_do_not_write_into_the_log_of_a_node(caplog):
+    """Each request that was none was a line there: port scanners, TLS, or too many at once."""
+    server = PageServer(Feed(Picture(), None), "127.0.0.1", 0, "--listen")
+    server.start()
+    try:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10.0) as stranger:
+                stranger.sendall(b"\x16\x03\x01 no request\r\n\r\n")
+                assert stranger.recv(1000)
+    finally:
+        server.stop()
+    assert not caplog.records
 
 
 def test_a_page_that_was_never_served_leaves_its_port():

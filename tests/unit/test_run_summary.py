@@ -119,6 +119,16 @@ def test_a_record_counts_who_came_and_went_while_this_node_was_a_member():
     assert told.lost_updates == told.void_steps == 0
 
 
+def test_of_nodes_that_are_gone_no_more_than_their_names_is_kept():
+    record = RunRecord("n0")
+    record.entered(step=0, samples=0.0)
+    for number in range(100):
+        record.stepped(number + 1, ("n0", f"n{number}"), {"n0": 8, f"n{number}": 4})
+        record.heard(notice("node-failure" if number % 2 else "left", f"n{number}"))
+    assert record.summary(0.0, steps_here=100, now_s=9.0).dealt_again == 200.0
+    assert record._shares == {"n0": 8}
+
+
 def test_updates_that_the_cluster_does_not_have_any_more_are_counted_as_lost():
     record = RunRecord("n0")
     record.entered(step=0, samples=0.0)

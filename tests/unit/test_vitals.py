@@ -1,5 +1,9 @@
 """`chaosnet.node.vitals`: what a node knows of itself."""
 
+import psutil
+
+from chaosnet.node.outcomes import Rates
+from chaosnet.node.transport.transport import Transport
 from chaosnet.node.vitals import NEW_TREES, TIMES_KEPT, Vitals, lately
 from chaosnet.protocols.events import Received
 from chaosnet.protocols.messages import Envelope, ScaleInRequest
@@ -26,3 +30,17 @@ def test_trees_that_are_planned_anew_all_the_time_do_not_hide_what_else_happened
     assert lately((*happened, *trees)) == (*happened[1:], trees[-1])
     assert lately((*trees[:3], happened[0])) == (trees[2], happened[0])
     assert lately(()) == ()
+
+
+def test_a_process_that_may_open_no_more_files_trains_on(monkeypatch):
+    """Once a second it reads what it has used, from a file; that could not be opened, and the node was dead."""
+
+    def too_many(*paths, **options):
+        raise OSError(24, "Too many open files")
+
+    vitals, transport = Vitals(), Transport("a", "", None)
+    for name in ("cpu_percent", "memory_info"):
+        monkeypatch.setattr(psutil.Process, name, too_many)
+    assert vitals.readings(Rates(), {}, transport).memory_bytes == 0
+    monkeypatch.undo()
+    assert vitals.readings(Rates(), {}, transport).memory_bytes > 0
