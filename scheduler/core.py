@@ -6,8 +6,7 @@
                                                    no --> parked until more can be reached
 
 It holds nothing that the last view and the members' reports cannot rebuild, and it is not on the data path:
-without it training goes on, and only changes wait. A proposal changes one voter at most, so that the quorums
-of two successive views overlap.
+without it training goes on, and only changes wait.
 
 Like an agent (node/agent/core.py) it is made of parts, which share a term (tenure.py): joins.py lets nodes in,
 changes.py makes proposals of what is asked for, flushes.py restarts what was torn, repairs.py knows which links can
@@ -140,7 +139,7 @@ class Scheduler(Tenure):
         effects = self.joins.switched(view)
         self.repairs.entered(view, {*view.node_ids, *self.requests})
         effects += self.changes.switched(view, now_s)
-        if self.admission.wanting and (self.admission.since_s is None or self.joins.is_due(now_s)):
+        if self.admission.wanting and self.admission.since_s is None:
             effects += self.changes.admit(now_s)  # Somebody may be there now through whom they can be let in.
         self.changes.repair(view)
         return effects + self.changes.propose_next(now_s)

@@ -3,8 +3,7 @@
 Each mutant breaks one rule for as long as its context lasts; hunt.py looks for a life that notices.
 
 Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits
-asks again), a promotion of a joiner that has no state yet (that is what blocking mode is), two voters changed by
-one view (until a step is completed in it, decisions need a quorum of the view before it as well). Nor these, which
+asks again), a promotion of a joiner that has no state yet (that is what blocking mode is). Nor these, which
 survived a thousand crash points and as many lives, because a second rule holds: a candidate whose view is older
 than the voter's (its flush learns of the newer one); PREPARE and FLUSH of an older term (a view needs the votes of
 all its members, and an INSTALL its own FLUSH); a flush that overlooks a newer view (what it installs is newer
