@@ -108,6 +108,11 @@ def _rebirths_are_not_repeated(patch: Patch) -> None:
     patch(Overlay, "_rebirths", lambda self: ())
 
 
+@mutant("Whoever begins to listen in a view believes what it has heard before about who lives in it.")
+def _observers_know_better_who_lives(patch: Patch) -> None:
+    patch(Overlay, "listens", lambda self, view: None)
+
+
 @mutant("That the others went on without one counts for its next life, too.")
 def _expelled_in_any_life(patch: Patch) -> None:
     original = Leaving.on_expelled

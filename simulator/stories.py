@@ -214,6 +214,31 @@ def a_member_that_is_started_again_while_the_scheduler_is_cut_off() -> None:
     cluster.all_go_on("n1", "n2", "n3", seconds=20.0)
 
 
+def an_observer_that_remembers_a_later_life_than_all_others() -> None:
+    """It took a member whose clock had been set back for dead, and has no link to it."""
+    cluster = Story().grow("n1", "n2", "n3")
+    cluster.settle(20.0)
+    cluster.cut("j", "n2")
+    cluster.storing_s = 1000.0
+    joiner = cluster.add("j", seeds=["n1", "n3"])
+    cluster.until(lambda: joiner.agent.sync.view is not None)
+    cluster.settle(0.5)
+    cluster.cut("j", "n1")
+    cluster.cut("j", "n3")
+    cluster.settle(3.0)
+    cluster.tell("n3", ev.LeaveWanted())
+    cluster.until(lambda: cluster.nodes["n3"].done)
+    cluster.settle(1.0)
+    cluster.storing_s = 0.0
+    cluster.add("n3", seeds=["n1"], clock_s=1.0)
+    cluster.until(lambda: "n3" in cluster.members("n1"))
+    assert joiner.agent.overlay.lives.newest("n3")[1] > cluster.agent("n3").life
+    cluster.heal("j", "n1")
+    cluster.until(lambda: "j" in cluster.members("n1"))
+    assert "n3" in joiner.agent.overlay.reachable
+    cluster.all_go_on("n1", "n2", "n3", "j")
+
+
 def news_that_one_is_out_on_a_long_way_round() -> None:
     """It travels by name, and comes when the name is a member again."""
     cluster = Story().grow("n1", "n2", "n3")
@@ -243,6 +268,7 @@ RULES = {
     a_leaver_that_does_not_hear_that_it_may_go: "leavers-go-on-alone",
     a_member_that_goes_on_alone_and_dies_as_it_is_heard_again: "nobody-goes-on-without-us",
     a_member_that_is_started_again_while_the_scheduler_is_cut_off: "rebirths-are-not-repeated",
+    an_observer_that_remembers_a_later_life_than_all_others: "observers-know-better-who-lives",
     news_that_one_is_out_on_a_long_way_round: "expelled-in-any-life",
 }
 """The mutant in which each story ends badly."""

@@ -106,7 +106,6 @@ class Role:
 
     def _take(self, now_s: float) -> list[Effect]:
         node, term = self.node, self.node.election.term
-        node.sync.forget_prepared()
         node.opener.done()
         scheduler = self._new_scheduler(term)
         scheduler.go_on_from(node.sync.view.seq if node.sync.view else 0)
@@ -140,8 +139,6 @@ class Role:
         term = node.election.term
         if node.scheduler is not None and node.scheduler.term < term:
             node.schedule_by(None)
-        if node.sync.vote is not None and node.sync.vote[0] < term:
-            node.sync.forget_prepared()
         if node.opener.view is not None and node.sync.view is not None and node.opener.view.term < term:
             node.opener.done()
 
