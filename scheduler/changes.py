@@ -110,7 +110,7 @@ class Changes:
                 continue
             effects += self.notices.unplanned()
             told = told_against(tenure.view, view)
-            new = tuple(node for node in view.voter_ids if node not in tenure.view.voter_ids)
+            new = views.new_voters(tenure.view, view)
             tenure.propose(Proposal(view, told, change, new, now_s, now_s + REPEAT_EVERY_S))
             effects += tenure.send(EVERYONE, Prepare(view=told))
         return effects

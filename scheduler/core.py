@@ -47,7 +47,7 @@ from .monitor import ClusterMonitor
 from .notices import Notices
 from .repairs import Repairs
 from .tenure import MAX_QUEUE, Send, Tenure
-from .views import AddLink, Remove, RemoveLink
+from .views import AddLink, Remove, RemoveLink, new_voters
 
 
 class Scheduler(Tenure):
@@ -144,9 +144,10 @@ class Scheduler(Tenure):
         self.changes.repair(view)
         return effects + self.changes.propose_next(now_s)
 
-    def succeeds(self, predecessor: str) -> list[Effect]:
-        """Tell people that the scheduler before us has left by a vote: its own notice of that may be lost."""
-        return self.notices.done(Remove(node=predecessor), self.view)
+    def succeeds(self, before: View) -> list[Effect]:
+        """Tell people that the scheduler of `before` has left by a vote: its own notice of that may be lost."""
+        new = new_voters(before, self.view)
+        return self.notices.done(Remove(node=before.scheduler), self.view, new)
 
     def stepped(self, now_s: float) -> list[Effect]:
         """A step is complete."""

@@ -270,6 +270,11 @@ def without_vote(view: View) -> list[str]:
     return [each.node for each in view.joining if each.node in view.member_set]
 
 
+def new_voters(before: View, view: View) -> tuple[str, ...]:
+    """Who has got a vote between these two."""
+    return tuple(node for node in view.voter_ids if node not in before.voter_ids)
+
+
 def _voteless(node: str) -> Entering:
     """A member that has no vote yet, and is sent nothing."""
     return Entering(node=node, sources=(), blocking=True)

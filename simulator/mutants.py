@@ -8,11 +8,10 @@ thousand crash points and as many lives, because a second rule holds: a candidat
 voter's (its flush learns of the newer one); PREPARE and FLUSH of an older term (a view needs the votes of all its
 members, and an INSTALL its own FLUSH); a flush that overlooks a newer view (what it installs is newer still); an
 answer to an earlier flush that counts (who has answered is frozen, so it says the same again); a piece of state of
-another step (a joiner that asks again begins with new requests, and pieces are matched with those); votes that
-outlive the term of their proposal (they might have been on their way when it ended: there is no such rule any more);
-a view that is switched to before its links are open (they open a moment later, or count as lost); pieces of state
-that wait behind results of steps (the joiner falls behind, asks again, and in the end the cluster waits for it); a
-link of the old view that closes before its last step is over (the step is summed again after a flush).
+another step (a joiner that asks again begins with new requests, and pieces are matched with those); a view that is
+switched to before its links are open (they open a moment later, or count as lost); pieces of state that wait behind
+results of steps (the joiner falls behind, asks again, and in the end the cluster waits for it); a link of the old
+view that closes before its last step is over (the step is summed again after a flush).
 """
 
 from __future__ import annotations

@@ -1184,6 +1184,15 @@ def test_votes_have_a_view_of_their_own_only_if_nothing_else_changes():
     assert not bench.scheduler.queue and bench.take_sent() == []
 
 
+def test_who_got_a_vote_as_the_scheduler_left_is_told_of_by_its_successor():
+    """The view that let it go gave the vote, too, and nobody is left who had proposed it."""
+    bench = Bench("ab", [("a", "b")])
+    without_vote = (Entering(node="b", sources=(), blocking=True),)
+    before = replace(make_view("zab", [("z", "a"), ("a", "b")]), joining=without_vote)
+    told = [(each.kind, each.node) for each in bench.scheduler.succeeds(before)]
+    assert told == [("joined", "b"), ("left", "z")]
+
+
 @pytest.mark.parametrize("is_open", [True, False], ids=["open before j is in", "open while j pulls"])
 def test_who_comes_next_does_not_wait_for_a_vote_which_its_view_gives_too(is_open):
     """j has no vote yet, and k has asked. The step under way takes as long as j pulls."""
