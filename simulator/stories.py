@@ -27,7 +27,7 @@ from .nodes import SimNode
 LONGEST_S = 15.0
 
 
-class Story(SimCluster):
+class ScriptedCluster(SimCluster):
     """A small cluster that a script steers. `at` a message: what happens right before it arrives, once."""
 
     def __init__(self, seed: int = 1, **kwargs: Any) -> None:
@@ -61,7 +61,7 @@ class Story(SimCluster):
 
     # --- what a script does ---
 
-    def grow(self, *names: str) -> Story:
+    def grow(self, *names: str) -> ScriptedCluster:
         """Found a cluster and let the others join one by one."""
         self.add(names[0])
         for name in names[1:]:
@@ -110,7 +110,7 @@ class Story(SimCluster):
 
 def a_piece_that_is_stored_for_the_plan_before() -> None:
     """Hard seed 1086143: it counted for the next plan, whose bytes were not here. The state had a hole."""
-    cluster = Story().grow("n1", "n2", "n3")
+    cluster = ScriptedCluster().grow("n1", "n2", "n3")
     cluster.storing_s = 4.0
     joiner = cluster.add("j", seeds=["n2"], degree=2)
     cluster.until(lambda: joiner.arrived)
@@ -126,7 +126,7 @@ def a_piece_that_is_stored_for_the_plan_before() -> None:
 
 def commits_that_are_ahead_of_their_chunks() -> None:
     """Seed 519: an observer on a slow link dropped them, and had to begin anew, again and again."""
-    cluster = Story().grow("n1", "n2", "n3")
+    cluster = ScriptedCluster().grow("n1", "n2", "n3")
     cluster.storing_s = 1.0
     cluster.held_s = lambda receiver, message: float(receiver == "j" and isinstance(message, Up | Down))
     cluster.add("j", seeds=["n2"], degree=2)
@@ -136,7 +136,7 @@ def commits_that_are_ahead_of_their_chunks() -> None:
 
 def a_plan_that_comes_after_results_of_many_steps() -> None:
     """An observer cannot keep them all, so some will be lacking for ever: it has to begin anew."""
-    cluster = Story().grow("n1", "n2", "n3")
+    cluster = ScriptedCluster().grow("n1", "n2", "n3")
     late: list[Message] = []
 
     def held_s(receiver: str, message: Message) -> float:
@@ -153,7 +153,7 @@ def a_plan_that_comes_after_results_of_many_steps() -> None:
 
 def a_link_that_breaks_under_a_sum() -> None:
     """What was lost on the way never comes, though the link may open again at once: the attempt is torn."""
-    cluster = Story().grow("n1", "n2", "n3")
+    cluster = ScriptedCluster().grow("n1", "n2", "n3")
     cluster.at["n3", Down] = lambda: cluster.breaks("n1", "n3")
     cluster.all_go_on("n1", "n2", "n3")
 
@@ -163,7 +163,7 @@ def a_link_that_breaks_under_a_sum() -> None:
 
 def a_leaver_that_does_not_hear_that_it_may_go() -> None:
     """The senior of two has voted for the view without it, in which the other goes on."""
-    cluster = Story()
+    cluster = ScriptedCluster()
     cluster.found(["n2", "n1"], [("n1", "n2")])  # n1 sums, and commits.
     cluster.settle(1.0)
     cluster.tell("n2", ev.LeaveWanted())
@@ -181,7 +181,7 @@ def a_leaver_that_does_not_hear_that_it_may_go() -> None:
 
 def a_member_that_goes_on_alone_and_dies_as_it_is_heard_again() -> None:
     """Its crash is no proof for the one left behind: there is another now, with which it had gone on."""
-    cluster = Story().grow("n1", "n2")
+    cluster = ScriptedCluster().grow("n1", "n2")
     cluster.cut("n1", "n2")
     cluster.cut("n2", "n3")
     cluster.settle(4.0)
@@ -195,12 +195,29 @@ def a_member_that_goes_on_alone_and_dies_as_it_is_heard_again() -> None:
     cluster.all_go_on("n2", "n3")
 
 
+def a_scheduler_that_goes_on_by_a_persons_word() -> None:
+    """Seed 179836, with rates: the majority had elected another in term 3 before it died, and so does its part later."""
+    cluster = ScriptedCluster().grow("n1", "n2", "n3")
+    cluster.cut("n1", "n2")
+    cluster.cut("n1", "n3")
+    cluster.settle(4.0)
+    cluster.crash("n2")
+    cluster.crash("n3")
+    cluster.go_on("n1")
+    for name in ("n4", "n5"):
+        cluster.settle()
+        cluster.add(name, seeds=["n1"], degree=2)
+    cluster.all_go_on("n1", "n4", "n5", seconds=4.0)
+    cluster.crash("n1")
+    cluster.all_go_on("n4", "n5")
+
+
 # --- lives ---
 
 
 def a_member_that_is_started_again_while_the_scheduler_is_cut_off() -> None:
     """n1 - n2 - n3: only n2 can tell n1, when their link opens. Else n1 waits for an answer of the dead process."""
-    cluster = Story()
+    cluster = ScriptedCluster()
     cluster.found(["n1", "n2", "n3"], [("n1", "n2"), ("n2", "n3")])
     cluster.cut("n1", "n3")
     cluster.settle()
@@ -216,7 +233,7 @@ def a_member_that_is_started_again_while_the_scheduler_is_cut_off() -> None:
 
 def an_observer_that_remembers_a_later_life_than_all_others() -> None:
     """It took a member whose clock had been set back for dead, and has no link to it."""
-    cluster = Story().grow("n1", "n2", "n3")
+    cluster = ScriptedCluster().grow("n1", "n2", "n3")
     cluster.settle(20.0)
     cluster.cut("j", "n2")
     cluster.storing_s = 1000.0
@@ -241,7 +258,7 @@ def an_observer_that_remembers_a_later_life_than_all_others() -> None:
 
 def news_that_one_is_out_on_a_long_way_round() -> None:
     """It travels by name, and comes when the name is a member again."""
-    cluster = Story().grow("n1", "n2", "n3")
+    cluster = ScriptedCluster().grow("n1", "n2", "n3")
     for other in ("n1", "n2"):
         cluster.cut(other, "n3")
     cluster.settle(4.0)
@@ -267,6 +284,7 @@ RULES = {
     a_link_that_breaks_under_a_sum: "a-torn-step-is-not-told",
     a_leaver_that_does_not_hear_that_it_may_go: "leavers-go-on-alone",
     a_member_that_goes_on_alone_and_dies_as_it_is_heard_again: "nobody-goes-on-without-us",
+    a_scheduler_that_goes_on_by_a_persons_word: "no-leap-by-word",
     a_member_that_is_started_again_while_the_scheduler_is_cut_off: "rebirths-are-not-repeated",
     an_observer_that_remembers_a_later_life_than_all_others: "observers-know-better-who-lives",
     news_that_one_is_out_on_a_long_way_round: "expelled-in-any-life",

@@ -15,14 +15,14 @@ from chaosnet.protocols.messages import (
     ProbeResult,
     Report,
 )
-from chaosnet.simulator.stories import Story
+from chaosnet.simulator.stories import ScriptedCluster
 
 MEASURING = (ProbeRequest, Probe, ProbeResult, DialBack, DialBackReply)
 CHATTER = (Ping, Pong, Notice, LinkNews, Losses, Report, *MEASURING)  # Always there, of no event.
 TRAINING = ("Up", "Down", "Ready", "Commit")
 
 
-class Scripted(Story):
+class Scripted(ScriptedCluster):
     """`exchange` lists who said what to whom; a message that travels over several hops, or is flooded, once."""
 
     def __init__(self, seed=1, **kwargs):
