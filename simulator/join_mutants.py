@@ -100,7 +100,7 @@ def _leavers_go_on_alone(patch: Patch) -> None:
 
 @mutant("Crashes are proofs, too, for whom somebody has gone on without.")
 def _nobody_goes_on_without_us(patch: Patch) -> None:
-    patch(Overlay, "is_left_behind", lambda self: None)
+    patch(Overlay, "note_newer_view", lambda self: None)
 
 
 @mutant("Whose link opens tells of lost links, and not of members that were started again.")

@@ -196,13 +196,14 @@ def a_member_that_goes_on_alone_and_dies_as_it_is_heard_again() -> None:
 
 
 def a_scheduler_that_goes_on_by_a_persons_word() -> None:
-    """Seed 179836, with rates: the majority had elected another in term 3 before it died, and so does its part later."""
+    """Seed 179836, with rates: the majority had elected another before it died; later its part did, in that term."""
     cluster = ScriptedCluster().grow("n1", "n2", "n3")
     cluster.cut("n1", "n2")
     cluster.cut("n1", "n3")
-    cluster.settle(4.0)
+    cluster.until(lambda: cluster.agent("n2").scheduler)
     cluster.crash("n2")
     cluster.crash("n3")
+    cluster.settle(4.0)
     cluster.go_on("n1")
     for name in ("n4", "n5"):
         cluster.settle()
