@@ -379,13 +379,6 @@ class StepSync:
             strikes = merge_strikes([self.local.strikes, (strike,)])
             self.local = msgspec.structs.replace(self.local, strikes=strikes)
 
-    def forget_prepared(self) -> None:
-        """A new term: no more votes for what an older scheduler proposed.
-
-        The views stay: a vote that was given may still be counted, and be followed by all.
-        """
-        self.vote = None
-
     def electorates(self) -> list[Electorate]:
         """The electorates of which a decision needs a quorum: of our view, and of views that others may be in."""
         assert self.view is not None

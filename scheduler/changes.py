@@ -16,7 +16,7 @@ from .notices import Notices
 from .repairs import Repairs
 from .replanning import Replanning
 from .tenure import MAX_QUEUE, REPEAT_EVERY_S, Proposal, Tenure
-from .views import AddJoiners, Change, Nothing, Promote, Remove, Repair, Replan
+from .views import AddJoiners, Change, Nothing, Remove, Repair, Replan, Votes
 
 # If no step carries the vote by then (everybody is paused), a flush lets the leaver go. While they train, this step
 # or the next one carries it: so the wait is at least so many seconds, and so many usual steps.
@@ -66,14 +66,8 @@ class Changes:
         queue = self.tenure.queue
         if self.is_queued(change) or len(queue) >= MAX_QUEUE:
             return []
-        queue.insert(self._place(change), change)
+        queue.append(change)
         return self.propose_next(now_s)
-
-    def _place(self, change: Change) -> int:
-        """Its place in the queue: the end, but joiners come before votes, as their view gives a vote, too."""
-        queue, members = self.tenure.queue, self.tenure.view.member_set
-        votes = (at for at, each in enumerate(queue) if isinstance(each, Promote) and each.node in members)
-        return next(votes, len(queue)) if isinstance(change, AddJoiners) else len(queue)
 
     def admit(self, now_s: float) -> list[Effect]:
         """Let in together the joiners that can be: all have opened their links, or had the time to."""
@@ -105,15 +99,19 @@ class Changes:
         tenure = self.tenure
         effects: list[Effect] = []
         while tenure.queue and tenure.proposal is None and tenure.flush is None and not tenure.sync.frozen:
-            change = self._filled(tenure.queue.popleft())
+            if isinstance(tenure.queue[0], Votes):
+                tenure.queue.rotate(-1)  # Any other change gives votes, too.
+            change, seq = self._filled(tenure.queue.popleft()), tenure.seq
             try:
                 view = self._view_with(change)
             except (Nothing, PlanInfeasible) as reason:
+                tenure.go_on_from(seq)  # Nobody has heard of a view of the next number.
                 effects += self.notices.answer(change, False, str(reason))
                 continue
             effects += self.notices.unplanned()
             told = told_against(tenure.view, view)
-            tenure.propose(Proposal(view, told, change, now_s, now_s + REPEAT_EVERY_S))
+            new = views.new_voters(tenure.view, view)
+            tenure.propose(Proposal(view, told, change, new, now_s, now_s + REPEAT_EVERY_S))
             effects += tenure.send(EVERYONE, Prepare(view=told))
         return effects
 
@@ -121,8 +119,7 @@ class Changes:
         """The change with its joiners, or its links: which they are is known only when its turn has come."""
         tenure = self.tenure
         if isinstance(change, AddJoiners):
-            voter = next(iter(views.without_vote(tenure.view)), "")
-            change = AddJoiners(joiners=tenure.admission.admissible(tenure.view), voter=voter)
+            change = AddJoiners(joiners=tenure.admission.admissible(tenure.view))
             for each in change.joiners:
                 wanting = tenure.admission.wanting[each.node]
                 for peer, reading in wanting.links.items():
@@ -167,10 +164,10 @@ class Changes:
         """A new view is in force: if it is the one proposed, the change is done."""
         proposal = self.tenure.proposal
         self.tenure.propose(None)
-        done = proposal.change if proposal is not None and proposal.view.key == view.key else None
-        self.replanning.entered(now_s, isinstance(done, Replan))
+        done = proposal if proposal is not None and proposal.view.key == view.key else None
+        self.replanning.entered(now_s, done is not None and isinstance(done.change, Replan))
         if done is not None:
-            return self.notices.done(done, view)
+            return self.notices.done(done.change, view, done.new)
         if proposal is not None:
             self.tenure.put_off(proposal.change)
         return []

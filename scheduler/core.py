@@ -6,8 +6,7 @@
                                                    no --> parked until more can be reached
 
 It holds nothing that the last view and the members' reports cannot rebuild, and it is not on the data path:
-without it training goes on, and only changes wait. A proposal changes one voter at most, so that the quorums
-of two successive views overlap.
+without it training goes on, and only changes wait.
 
 Like an agent (node/agent/core.py) it is made of parts, which share a term (tenure.py): joins.py lets nodes in,
 changes.py makes proposals of what is asked for, flushes.py restarts what was torn, repairs.py knows which links can
@@ -48,7 +47,7 @@ from .monitor import ClusterMonitor
 from .notices import Notices
 from .repairs import Repairs
 from .tenure import MAX_QUEUE, Send, Tenure
-from .views import AddLink, Remove, RemoveLink
+from .views import AddLink, Remove, RemoveLink, new_voters
 
 
 class Scheduler(Tenure):
@@ -140,14 +139,15 @@ class Scheduler(Tenure):
         effects = self.joins.switched(view)
         self.repairs.entered(view, {*view.node_ids, *self.requests})
         effects += self.changes.switched(view, now_s)
-        if self.admission.wanting and (self.admission.since_s is None or self.joins.is_due(now_s)):
+        if self.admission.wanting and self.admission.since_s is None:
             effects += self.changes.admit(now_s)  # Somebody may be there now through whom they can be let in.
         self.changes.repair(view)
         return effects + self.changes.propose_next(now_s)
 
-    def succeeds(self, predecessor: str) -> list[Effect]:
-        """Tell people that the scheduler before us has left by a vote: its own notice of that may be lost."""
-        return self.notices.done(Remove(node=predecessor), self.view)
+    def succeeds(self, before: View) -> list[Effect]:
+        """Tell people that the scheduler of `before` has left by a vote: its own notice of that may be lost."""
+        new = new_voters(before, self.view)
+        return self.notices.done(Remove(node=before.scheduler), self.view, new)
 
     def stepped(self, now_s: float) -> list[Effect]:
         """A step is complete."""

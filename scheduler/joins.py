@@ -30,7 +30,7 @@ from .changes import Changes
 from .flushes import Flushes
 from .repairs import Repairs
 from .tenure import MAX_QUEUE, Tenure
-from .views import Entrant, Promote, without_vote
+from .views import Entrant, Promote, Votes, without_vote
 
 MAX_NEIGHBORS = 64  # Named in one NegotiationPlan.
 # A member that reports so long after a later process of its name has asked is another node; as RIVAL_S of the
@@ -61,11 +61,8 @@ class Joins:
         return tenure.admission.at_s(tenure.view) if tenure.sync.view is not None else None
 
     def tick(self, now_s: float) -> list[Effect]:
-        return self.changes.admit(now_s) if self.is_due(now_s) else []
-
-    def is_due(self, now_s: float) -> bool:
         at_s = self.admit_at_s
-        return at_s is not None and now_s >= at_s
+        return self.changes.admit(now_s) if at_s is not None and now_s >= at_s else []
 
     # --- who asks ---
 
@@ -253,16 +250,17 @@ class Joins:
         return tenure.send(node, Expelled(node=node, reason="it is not in the view any more", key=view.key))
 
     def stepped(self, now_s: float) -> list[Effect]:
-        """A step is complete: members without a vote have taken part in it, and get one.
+        """A step is complete: members without a vote have taken part in it, and get one by the next view.
 
-        Joiners that just open their links are to enter with the same view, as a step may take as long as a state
-        does. But they may be stuck, so a vote waits for them for one step at most.
+        Joiners that ask just now are to enter with the same view, as a step may take as long as a state does. But
+        they may be stuck, so votes wait for them for one step at most.
         """
         self.stepped_s = now_s
-        view, complete = self.tenure.view, self.tenure.admission.is_complete(now_s)
-        lacking = without_vote(view) if complete or self.stepped_in == view.key else []
+        view, admission = self.tenure.view, self.tenure.admission
+        others = bool(admission.wanting) or not admission.is_complete(now_s)
+        is_due = without_vote(view) and (self.stepped_in == view.key or not others)
         self.stepped_in = view.key
-        effects = self.changes.enqueue(Promote(node=lacking[0]), now_s) if lacking else []
+        effects = self.changes.enqueue(Votes(), now_s) if is_due else []
         return effects + self._promote_early(now_s)
 
     def _promote_early(self, now_s: float) -> list[Effect]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..protocols.effects import Effect, Happened
 from ..protocols.messages import Answer, View
 from ..protocols.sentences import counted
 from .admission import mode
 from .repairs import Repairs
 from .tenure import Proposal, Tenure
-from .views import AddJoiners, AddLink, Change, Promote, Remove, RemoveLink, Repair, Replan
+from .views import AddJoiners, AddLink, Change, Remove, RemoveLink, Repair, Replan
 
 
 class Notices:
@@ -22,24 +24,22 @@ class Notices:
         """Answer the client that asked for the change, if one did."""
         return self.tenure.send(change.asker, Answer(ok=ok, text=text)) if change.asker else []
 
-    def done(self, change: Change, view: View) -> list[Effect]:
-        """Tell people, and the client that asked, that the change is in force."""
+    def done(self, change: Change, view: View, new: Sequence[str] = ()) -> list[Effect]:
+        """Tell people, and the client that asked, that the change is in force. `new`: members that it gave a vote."""
         step = self.tenure.sync.step
         members = {*view.member_ids}
         links = sum({*each} <= members for each in view.links)  # Not those of joiners.
         count = f"{counted(len(members), 'member')}, {counted(links, 'link')}"
+        joined = [Happened("joined", node, f"now {count}", step) for node in new]
+        return [*joined, *self._of(change, count, step)]
+
+    def _of(self, change: Change, count: str, step: int) -> list[Effect]:
         match change:
-            case AddJoiners(joiners=joiners, voter=voter):
-                votes = self.done(Promote(node=voter), view) if voter else []
-                pulls = [
+            case AddJoiners(joiners=joiners):
+                return [
                     Happened("replication", each.node, f"starts to pull the state ({mode(each)})", step)
                     for each in joiners
                 ]
-                return [*votes, *pulls]
-            case Promote(early=True):
-                return []  # It is told once it has a vote.
-            case Promote(node=node):
-                return [Happened("joined", node, f"now {count}", step)]
             case Remove(node=node):
                 return [Happened("left", node, f"now {count}", step)]
             case AddLink(link=(a, b)):
@@ -69,4 +69,4 @@ class Notices:
     def done_meanwhile(self, proposed: Proposal) -> list[Effect]:
         """Tell of a change whose view others have entered with a step that this node lacks: nobody else would."""
         self.tenure.withdraw(proposed.change)
-        return self.done(proposed.change, proposed.view)
+        return self.done(proposed.change, proposed.view, proposed.new)

@@ -36,6 +36,7 @@ class Proposal:
     view: View
     told: View | ViewChange  # The same, as it is sent.
     change: Change
+    new: tuple[str, ...]  # Those that get a vote.
     since_s: float
     repeat_at_s: float
 

@@ -1,4 +1,8 @@
-"""Pure steps from one view to the next. A change is applied to the view that is active at its turn."""
+"""Pure steps from one view to the next. A change is applied to the view that is active at its turn.
+
+All members take part in the step whose vote leads to the next view, so in that each of them has a vote. Only who
+comes in with a view has none in it; and what a flush installs gives nobody one.
+"""
 
 from __future__ import annotations
 
@@ -41,24 +45,25 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class AddJoiners(Change):
-    """Scale-out, first half, of all joiners that can be let in together.
-
-    `voter`: a member that gets its vote in the same view, "" for nobody.
-    """
+    """Scale-out, first half, of all joiners that can be let in together."""
 
     joiners: tuple[Entrant, ...] = ()
-    voter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Promote(Change):
-    """Scale-out, second half: an observer becomes a member, or a member gets its vote.
+    """Scale-out, second half: an observer becomes a member.
 
     `early`: its state is not whole yet, so it has no vote until it has taken part in a step.
     """
 
     node: str = ""
     early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Votes(Change):
+    """Nothing else: members that have no vote yet get it, as by any other change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,10 @@ def apply_change(
                     f"without the link {each[0]} - {each[1]} the overlay falls into two parts"
                 )
             return _next(view, key, links=left)
+        case Votes():
+            if not without_vote(view):
+                raise Nothing("all members have a vote")
+            return _next(view, key, view.links)
         case Replan():
             return _next(view, key, view.links)
     raise TypeError(f"nobody applies {change!r}")
@@ -161,7 +170,8 @@ def survivors(
     observers = tuple(member for member in base.observers if member.id in alive & heard)
     nodes = voters | {member.id for member in observers}
     links = [each for each in links if nodes.issuperset(each)]
-    joining = tuple(each for each in _not_voting(base) if each.node in voters)
+    lacking = [node for node in without_vote(base) if node in voters]
+    joining = tuple(map(_voteless, lacking))
     return View(
         term=key[0],
         seq=key[1],
@@ -221,9 +231,8 @@ def admissible(view: View, wanting: Iterable[Entrant]) -> tuple[Entrant, ...]:
             if peer in around:
                 around[peer].add(name)
     inside, found = {*view.member_ids}, dict[str, Entrant]()
-    most = MAX_JOINING - len(without_vote(view))
     while fresh := [name for name in by_name if name not in found and around[name] & inside][
-        : most - len(found)
+        : MAX_JOINING - len(found)
     ]:
         found |= {name: by_name[name] for name in fresh}
         inside |= {name for name in fresh if by_name[name].blocking}
@@ -252,20 +261,23 @@ def _add_joiners(view: View, change: AddJoiners, key: tuple[int, int], step: int
         tuple(links),
         members=(*view.members, *(nodes[each.node] for each in new if each.blocking)),
         observers=(*observers, *(nodes[each.node] for each in new if not each.blocking)),
-        joining=(*_not_voting(view, change.voter), *joining),
+        joining=tuple(joining),
     )
 
 
 def without_vote(view: View) -> list[str]:
-    """Members that have no vote yet, in the order in which they get it."""
+    """Members that have no vote yet."""
     return [each.node for each in view.joining if each.node in view.member_set]
 
 
-def _not_voting(view: View, away: str = "") -> tuple[Entering, ...]:
-    """Members that have no vote in the next view either: from one view to the next, one at most gets its vote."""
-    return tuple(
-        Entering(node=node, sources=(), blocking=True) for node in without_vote(view) if node != away
-    )
+def new_voters(before: View, view: View) -> tuple[str, ...]:
+    """Who has got a vote between these two."""
+    return tuple(node for node in view.voter_ids if node not in before.voter_ids)
+
+
+def _voteless(node: str) -> Entering:
+    """A member that has no vote yet, and is sent nothing."""
+    return Entering(node=node, sources=(), blocking=True)
 
 
 def missing_links(
@@ -289,21 +301,13 @@ def _among(members: Iterable[Member], links: Iterable[Link]) -> list[Link]:
 
 
 def _promote(view: View, node: str, early: bool, key: tuple[int, int], step: int) -> View:
-    if node in {*view.member_ids} - {*view.voter_ids}:
-        return _next(view, key, view.links, joining=_not_voting(view, node))
     observer = next((each for each in view.observers if each.id == node), None)
     if observer is None:
         raise Nothing(f"{node} is no observer")
     member = msgspec.structs.replace(observer, joined_step=step)
     observers = tuple(each for each in view.observers if each.id != node)
-    voteless = _not_voting(view)
-    if early and len(voteless) >= MAX_JOINING:
-        raise Nothing("as many as a view can name have no vote yet")
-    if early:
-        voteless += (Entering(node=node, sources=(), blocking=True),)
-    return _next(
-        view, key, view.links, members=(*view.members, member), observers=observers, joining=voteless
-    )
+    joining = (_voteless(node),) if early else ()
+    return _next(view, key, view.links, members=(*view.members, member), observers=observers, joining=joining)
 
 
 def _remove(view: View, node: str, key: tuple[int, int], impossible: Container[Link]) -> View:
@@ -332,20 +336,14 @@ def _next(
     links: tuple[Link, ...],
     members: tuple[Member, ...] | None = None,
     observers: tuple[Member, ...] | None = None,
-    joining: tuple[Entering, ...] | None = None,
+    joining: tuple[Entering, ...] = (),
     scheduler: str | None = None,
 ) -> View:
-    members = view.members if members is None else members
-    if joining is None:
-        ids = {member.id for member in members}
-        joining = tuple(each for each in _not_voting(view) if each.node in ids)
-        if len(joining) == len(members):
-            joining = ()  # The last that has a vote leaves.
     return View(
         term=key[0],
         seq=key[1],
         scheduler=view.scheduler if scheduler is None else scheduler,
-        members=members,
+        members=view.members if members is None else members,
         observers=view.observers if observers is None else observers,
         links=tuple(sorted(links)),
         joining=joining,

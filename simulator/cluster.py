@@ -498,6 +498,7 @@ class SimCluster(History):
 
     def _completed(self, node: SimNode, effect: fx.StepCompleted) -> None:
         node.sums.clear()
+        self._check_departed(node)
         if self.now_s - node.last_progress_s > self.going_s:
             node.goes_on_s = self.now_s
         node.last_progress_s = self.now_s
@@ -571,6 +572,8 @@ class SimCluster(History):
     def _finish(self, node: SimNode, how: str, reason: str) -> None:
         node.done = how
         self._say(node.name, f"{how}: {reason}")
+        if how == "Left" and node.agent.was_last:
+            self.ended = max(self.ended or 0, node.agent.sync.step)
         for pair in list(self.connections):
             if node.name in pair:
                 self._close(node.name, pair[0] if pair[1] == node.name else pair[1], reason)

@@ -36,6 +36,7 @@ class History(Network[SimNode]):
         self.states: dict[int, tuple[SimNode, int]] = {}
         self.schedulers: dict[int, str] = {}
         self.views: dict[tuple[int, int], Any] = {}
+        self.ended: int | None = None  # How many steps were complete for the last who has left as the last.
         self.record = record  # Keep the whole story.
         self.told: deque[tuple[float, str, str | ev.Event]] = deque(maxlen=None if record else STORY_LINES)
 
@@ -84,6 +85,9 @@ class History(Network[SimNode]):
         A node that was stopped or cut off while the others went on may still complete the step that was
         under way (all it needs may be in its queues); it is out of the newest view and will be told so.
         """
+        assert self.ended is None or step < self.ended or self.persons, (
+            f"{node.name} goes on with step {step}, though somebody has left as the last"
+        )
         holder, known = self.history.get(step, (node, what))
         if self._left_behind(node):
             node.strays += step not in self.history or known != what
@@ -114,6 +118,12 @@ class History(Network[SimNode]):
         )
         if known != state or step not in self.states:
             self.states[step] = (node, state)
+
+    def _check_departed(self, node: SimNode) -> None:
+        """Who has left, and does not live again, is forgotten once all act in a view without it."""
+        lives, is_settled = node.agent.overlay.lives, not node.agent.sync.priors
+        kept = lives.departed - lives.reborn
+        assert not (is_settled and kept), f"{node.name} remembers {sorted(kept)}, which nobody can mean"
 
     def _check_samples(self, node: SimNode, step: int, what: tuple[frozenset[str], Any]) -> None:
         """Check that a step consumes exactly the samples that its contributors were dealt.

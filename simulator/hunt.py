@@ -1,9 +1,10 @@
 """Looks for a life in which a broken rule is noticed.
 
 `hunt` plays every negotiation once, and every death of one of two members (pairs.py), then what a joiner has from an
-earlier membership (lagging.py), seeds that have caught a mutant, joiners that lag (lagging.py), every so many of the
-crash points (crash_points.py), then random lives, seed after seed, until an invariant breaks; a mutant that breaks
-none within its budget has survived. What has no effect but a hang is caught because all must come to rest.
+earlier membership (lagging.py), stories (stories.py), seeds that have caught a mutant, joiners that lag (lagging.py),
+every so many of the crash points (crash_points.py), then random lives, seed after seed, until an invariant breaks; a
+mutant that breaks none within its budget has survived. What has no effect but a hang is caught because all must come
+to rest.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .negotiations import NEGOTIATIONS
 from .pairs import DEATHS
 from .pairs import play as play_death
 from .random_run import run
+from .stories import STORIES
 
 EVERY = 30  # Of the crash points of three nodes.
 SEEDS = 1000  # The budget of random lives of each.
@@ -78,6 +80,8 @@ def _grounds(seeds: Iterable[int]) -> Iterator[tuple[str, Callable[[], Any]]]:
     for death in DEATHS.values():
         yield f"death {death.name}", functools.partial(play_death, death)
     yield from MEMBERSHIPS.items()
+    for title, story in STORIES.items():
+        yield f"story {title}", story
     for seed in KNOWN:
         yield f"seed {seed}", functools.partial(run, seed, nodes=NODES)
     for seed in KNOWN_WITH_RATES:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
+from ..node.agent.leaving import Leaving
 from ..node.agent.node import Node
+from ..node.agent.recovery import StepRecovery
 from ..protocols import asking, step_sync
+from ..protocols.early import EARLY_STEPS, Early
 from ..protocols.effects import Effect, ResetAttempt
+from ..protocols.events import Received
 from ..protocols.messages import View
+from ..protocols.overlay import Overlay
 from ..protocols.replication import Replication
 from . import cluster
 from .mutants import Patch, mutant
@@ -61,3 +68,61 @@ def _listening_begins_with_old_parts(patch: Patch) -> None:
         return [each for each in original(self, view, step) if not isinstance(each, ResetAttempt)]
 
     patch(step_sync.StepSync, "observe", observe)
+
+
+@mutant("What is stored for one attempt to pull the state counts for the next, whose bytes are not here.")
+def _pieces_are_of_any_pull(patch: Patch) -> None:
+    original = Replication.__init__
+
+    def begin(self: Any, step: int, shard_bytes: int, shards: Any, attempt: int, *more: Any) -> None:
+        original(self, step, shard_bytes, shards, 0, *more)
+
+    patch(Replication, "__init__", begin)
+
+
+@mutant("No more commits are kept for later than chunks are.")
+def _commits_are_kept_as_long_as_chunks(patch: Patch) -> None:
+    patch(Early, "most_commits", 2 * EARLY_STEPS)
+
+
+@mutant("Who had to drop what came too early goes on all the same.")
+def _who_fell_behind_goes_on(patch: Patch) -> None:
+    patch(StepRecovery, "on_fell_behind", lambda self, effect, now_s: [])
+
+
+# --- who leaves, or is left behind ---
+
+
+@mutant("Of two members, who has voted for a view without itself may go on as if it had not.")
+def _leavers_go_on_alone(patch: Patch) -> None:
+    patch(step_sync.StepSync, "without_us", lambda self: ())
+
+
+@mutant("Crashes are proofs, too, for whom somebody has gone on without.")
+def _nobody_goes_on_without_us(patch: Patch) -> None:
+    patch(Overlay, "note_newer_view", lambda self: None)
+
+
+@mutant("Whose link opens tells of lost links, and not of members that were started again.")
+def _rebirths_are_not_repeated(patch: Patch) -> None:
+    patch(Overlay, "_rebirths", lambda self: ())
+
+
+@mutant("Whoever begins to listen in a view believes what it has heard before about who lives in it.")
+def _observers_know_better_who_lives(patch: Patch) -> None:
+    patch(Overlay, "listens", lambda self, view: None)
+
+
+@mutant("That the others went on without one counts for its next life, too.")
+def _expelled_in_any_life(patch: Patch) -> None:
+    original = Leaving.on_expelled
+
+    def on_expelled(self: Any, event: Any, now_s: float) -> Any:
+        return original(self, Received(event.peer, replace(event.message, key=(0, 0))), now_s)
+
+    patch(Leaving, "on_expelled", on_expelled)
+
+
+@mutant("Who has left is remembered for ever.")
+def _the_departed_are_remembered(patch: Patch) -> None:
+    patch(Overlay, "settled", lambda self: None)

@@ -83,9 +83,9 @@ def play(lost: Lost, cluster: SimCluster | None = None) -> SimCluster:
     return cluster
 
 
-def _found_with_a_joiner() -> tuple[SimCluster, SimNode]:
+def _found_with_a_joiner(seed: int = 1) -> tuple[SimCluster, SimNode]:
     """A cluster with a joiner that is a member, but has no state yet."""
-    cluster = SimCluster(1, record=True)
+    cluster = SimCluster(seed, record=True)
     _found(cluster, next(iter(LOSSES.values())))
     joiner = cluster.add(JOINER, seeds=MEMBERS[:1], degree=len(MEMBERS), blocking=True)
     _until(cluster, lambda: joiner.agent.phase is Phase.MEMBER)
@@ -94,7 +94,8 @@ def _found_with_a_joiner() -> tuple[SimCluster, SimNode]:
 
 
 def _comes_in(cluster: SimCluster, joiner: SimNode) -> None:
-    _until(cluster, lambda: joiner.training and joiner.loaded)
+    first = cluster.nodes[MEMBERS[0]]
+    _until(cluster, lambda: joiner.training and joiner.loaded and JOINER in first.view.member_set)
     cluster.run(cluster.now_s + 3 * COMPUTE_S)
     assert not cluster.unsettled(cluster.now_s - 2 * COMPUTE_S)
 
@@ -117,13 +118,13 @@ def play_script() -> None:
 
 def play_parts() -> None:
     """The joiner is cut off, and put out, while it has parts of the step that all wait for; then it comes back."""
-    cluster, joiner = _found_with_a_joiner()
+    cluster, joiner = _found_with_a_joiner(seed=3)  # Parts come to it before all of the state does.
     _until(cluster, lambda: bool(joiner.sums))
     for member in MEMBERS:
         cluster.cut(member, JOINER)
     members = [cluster.nodes[name] for name in MEMBERS]
     _until(cluster, lambda: all(node.view.find(JOINER) is None for node in members))
-    assert joiner.sums
+    assert joiner.sums and not joiner.loaded
     for member in MEMBERS:
         cluster.heal(member, JOINER)
     _comes_in(cluster, joiner)

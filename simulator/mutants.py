@@ -2,17 +2,16 @@
 
 Each mutant breaks one rule for as long as its context lasts; hunt.py looks for a life that notices.
 
-Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits
-asks again), a promotion of a joiner that has no state yet (that is what blocking mode is), two voters changed by
-one view (until a step is completed in it, decisions need a quorum of the view before it as well). Nor these, which
-survived a thousand crash points and as many lives, because a second rule holds: a candidate whose view is older
-than the voter's (its flush learns of the newer one); PREPARE and FLUSH of an older term (a view needs the votes of
-all its members, and an INSTALL its own FLUSH); a flush that overlooks a newer view (what it installs is newer
-still); an answer to an earlier flush that counts (who has answered is frozen, so it says the same again); a piece
-of state of another step (a joiner that asks again begins with new requests, and pieces are matched with those); a
-view that is switched to before its links are open (they open a moment later, or count as lost); pieces of state
-that wait behind results of steps (the joiner falls behind, asks again, and in the end the cluster waits for it); a
-link of the old view that closes before its last step is over (the step is summed again after a flush).
+Not here, because breaking it breaks nothing that can be seen from outside: the scheduler's queue (whoever waits asks
+again), a promotion of a joiner that has no state yet (that is what blocking mode is). Nor these, which survived a
+thousand crash points and as many lives, because a second rule holds: a candidate whose view is older than the
+voter's (its flush learns of the newer one); PREPARE and FLUSH of an older term (a view needs the votes of all its
+members, and an INSTALL its own FLUSH); a flush that overlooks a newer view (what it installs is newer still); an
+answer to an earlier flush that counts (who has answered is frozen, so it says the same again); a piece of state of
+another step (a joiner that asks again begins with new requests, and pieces are matched with those); a view that is
+switched to before its links are open (they open a moment later, or count as lost); pieces of state that wait behind
+results of steps (the joiner falls behind, asks again, and in the end the cluster waits for it); a link of the old
+view that closes before its last step is over (the step is summed again after a flush).
 """
 
 from __future__ import annotations

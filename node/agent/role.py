@@ -47,7 +47,7 @@ class Role:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.vacant_term = 0  # The term whose scheduler has stood again, and so no longer counts.
-        self.predecessor = ""  # Who had the role, and has left it with the view in force.
+        self.scheduled: View | None = None  # The last view with a scheduler, if that has left by a vote.
 
     def routes(self) -> Routes:
         role = all_to(self.to_scheduler, *FOR_THE_SCHEDULER)
@@ -73,9 +73,9 @@ class Role:
     def entered(self, before: View | None, view: View) -> None:
         """`view` is in force; `before` it, the other one was."""
         if view.scheduler:
-            self.predecessor = ""
+            self.scheduled = None
         elif before is not None and before.scheduler:
-            self.predecessor = before.scheduler
+            self.scheduled = before
 
     def elect(self, now_s: float) -> list[Effect]:
         """Stand if the scheduler is out of reach; take the role if elected."""
@@ -106,14 +106,13 @@ class Role:
 
     def _take(self, now_s: float) -> list[Effect]:
         node, term = self.node, self.node.election.term
-        node.sync.forget_prepared()
         node.opener.done()
         scheduler = self._new_scheduler(term)
         scheduler.go_on_from(node.sync.view.seq if node.sync.view else 0)
         node.schedule_by(scheduler)
         told: list[Effect] = [Happened("scheduler", node.me, f"elected for term {term}", node.sync.step)]
-        if self.predecessor:
-            told = scheduler.succeeds(self.predecessor) + told
+        if self.scheduled is not None:
+            told = scheduler.succeeds(self.scheduled) + told
         return told + scheduler.start_flush("the scheduler was lost", now_s)
 
     def _new_scheduler(self, term: int) -> Scheduler:
@@ -140,8 +139,6 @@ class Role:
         term = node.election.term
         if node.scheduler is not None and node.scheduler.term < term:
             node.schedule_by(None)
-        if node.sync.vote is not None and node.sync.vote[0] < term:
-            node.sync.forget_prepared()
         if node.opener.view is not None and node.sync.view is not None and node.opener.view.term < term:
             node.opener.done()
 

@@ -15,20 +15,18 @@ from chaosnet.protocols.messages import (
     ProbeResult,
     Report,
 )
-from chaosnet.simulator.cluster import SimCluster
+from chaosnet.simulator.stories import ScriptedCluster
 
 MEASURING = (ProbeRequest, Probe, ProbeResult, DialBack, DialBackReply)
 CHATTER = (Ping, Pong, Notice, LinkNews, Losses, Report, *MEASURING)  # Always there, of no event.
 TRAINING = ("Up", "Down", "Ready", "Commit")
 
 
-class Scripted(SimCluster):
+class Scripted(ScriptedCluster):
     """`exchange` lists who said what to whom; a message that travels over several hops, or is flooded, once."""
 
     def __init__(self, seed=1, **kwargs):
-        super().__init__(seed, chunks=2, record=True, **kwargs)
-        self.max_delay_s, self.compute_s, self.retract_odds = 0.002, 0.1, 0.0
-        self.state_bytes = 3 << 20
+        super().__init__(seed, **kwargs)
         self.exchange = []
         self.on_message = self._note
 
@@ -47,21 +45,9 @@ class Scripted(SimCluster):
 
     def grow(self, *names):
         """Found a cluster and let the others join one by one."""
-        self.add(names[0])
-        for name in names[1:]:
-            self.add(name, seeds=[names[0]], degree=len(names))
-            self.settle()
+        super().grow(*names)
         self.exchange.clear()
         return self
-
-    def settle(self, seconds=2.0):
-        self.run(self.now_s + seconds)
-
-    def agent(self, name):
-        return self.nodes[name].agent
-
-    def members(self, name):
-        return self.agent(name).sync.view.member_ids
 
     def control(self):
         """The exchange without training."""

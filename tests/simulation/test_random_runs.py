@@ -19,7 +19,7 @@ from chaosnet.simulator.random_run import AIMS, NODES, RandomRun, Violation
 SEEDS = 1000
 
 # Found something at the time; other code, other lives. More are told as scripts, in test_bugs_found.py and
-# test_stories_of_seeds.py.
+# simulator/stories.py.
 KEPT = {
     "an earlier life's news was corrected one by one": (521, NODES),
     "a joiner answered the flush of its earlier membership, and was sent away again and again": (

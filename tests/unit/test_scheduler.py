@@ -51,7 +51,7 @@ from chaosnet.scheduler.joins import MAX_NEIGHBORS, NAMESAKE_S
 from chaosnet.scheduler.monitor import ClusterMonitor
 from chaosnet.scheduler.sync_plan import POLICIES, custom
 from chaosnet.scheduler.tenure import REPEAT_EVERY_S
-from chaosnet.scheduler.views import AddJoiners, AddLink, Entrant, Nothing, Promote, Remove, RemoveLink
+from chaosnet.scheduler.views import AddJoiners, AddLink, Entrant, Nothing, Promote, Remove, RemoveLink, Votes
 
 TRIANGLE = [("a", "b"), ("a", "c"), ("b", "c")]
 
@@ -515,15 +515,6 @@ def test_who_was_about_to_have_it_and_asks_anew_is_not_waited_for():
     join(bench, again=True)
     bench.scheduler.stepped(2.1)
     assert bench.scheduler.proposal is None
-
-
-def test_a_view_names_no_more_without_a_vote_than_a_message_takes():
-    crowd = [Entrant(f"j{index}", neighbors=("a",), blocking=True) for index in range(views.MAX_JOINING)]
-    view = views.apply_change(
-        make_view("a", [("a", "o")], observers="o"), AddJoiners(joiners=tuple(crowd)), (1, 2), 5
-    )
-    with pytest.raises(Nothing, match="have no vote yet"):
-        views.apply_change(view, Promote(node="o", early=True), (1, 3), 6)
 
 
 def test_a_blocking_joiner_is_a_member_at_once(bench):
@@ -1156,7 +1147,7 @@ def test_who_asks_anew_while_it_is_made_a_member_wants_nothing_any_more():
     assert not bench.scheduler.requests and not bench.scheduler.admission.wanting
 
 
-def test_those_that_came_in_together_get_a_vote_one_after_the_other():
+def test_those_that_came_in_together_get_their_votes_together_after_a_step():
     bench = alone()
     asks(bench, "j")
     asks(bench, "k")
@@ -1165,14 +1156,41 @@ def test_those_that_came_in_together_get_a_vote_one_after_the_other():
     [prepare] = gathered(bench)
     bench.enter(prepare.view, 11)
     bench.take_sent()
-    voters = []
-    for step in (12, 13):
-        bench.scheduler.stepped(float(step))
-        view = bench.proposed()
-        bench.enter(view, step)
-        voters.append(view.voter_ids)
-    assert voters == [("a", "j"), ("a", "j", "k")]
+    assert prepare.view.voter_ids == ("a",)
+    bench.scheduler.stepped(12.0)
+    view = bench.proposed()
+    told = [(each.kind, each.node) for each in bench.enter(view, 12) if isinstance(each, Happened)]
+    assert view.voter_ids == ("a", "j", "k")
+    assert told == [("joined", "j"), ("joined", "k")]
+    bench.take_sent()
     assert bench.scheduler.stepped(14.0) == [] and bench.take_sent() == []
+
+
+def test_votes_have_a_view_of_their_own_only_if_nothing_else_changes():
+    bench = alone()
+    asks(bench, "j")
+    is_linked(bench, "j", 1e9, "a")
+    [prepare] = gathered(bench)
+    bench.enter(prepare.view, 11)
+    bench.take_sent()
+    bench.sync.frozen = True
+    bench.scheduler.stepped(12.0)
+    bench.receive("j", ScaleInRequest(node="a"))
+    bench.sync.frozen = False
+    bench.scheduler.changes.propose_next(12.0)
+    view = bench.proposed()
+    assert (view.member_ids, view.voter_ids) == (("j",), ("j",))
+    bench.enter(view, 12)
+    assert not bench.scheduler.queue and bench.take_sent() == []
+
+
+def test_who_got_a_vote_as_the_scheduler_left_is_told_of_by_its_successor():
+    """The view that let it go gave the vote, too, and nobody is left who had proposed it."""
+    bench = Bench("ab", [("a", "b")])
+    without_vote = (Entering(node="b", sources=(), blocking=True),)
+    before = replace(make_view("zab", [("z", "a"), ("a", "b")]), joining=without_vote)
+    told = [(each.kind, each.node) for each in bench.scheduler.succeeds(before)]
+    assert told == [("joined", "b"), ("left", "z")]
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open before j is in", "open while j pulls"])
@@ -1188,6 +1206,7 @@ def test_who_comes_next_does_not_wait_for_a_vote_which_its_view_gives_too(is_ope
     bench.enter(prepare.view, 11)
     bench.scheduler.stepped(bench.now_s)
     if is_open:
+        bench.scheduler.tick(bench.now_s)
         view = bench.proposed()
     else:
         assert not any(isinstance(body, Prepare) for _, body in bench.take_sent())
@@ -1219,20 +1238,30 @@ def test_a_view_names_no_more_joiners_than_a_message_takes():
     crowd = [Entrant(f"j{index}", neighbors=("a",), blocking=True) for index in range(100)]
     first = views.apply_change(base, AddJoiners(joiners=tuple(crowd)), (1, 2), 5)
     assert len(first.joining) == views.MAX_JOINING
-    voted = views.apply_change(first, Promote(node="j0"), (1, 3), 6)
-    second = views.apply_change(voted, AddJoiners(joiners=tuple(crowd)), (1, 4), 7)
-    assert len(second.joining) == views.MAX_JOINING and len(second.members) == 1 + views.MAX_JOINING + 1
+    second = views.apply_change(first, AddJoiners(joiners=tuple(crowd)), (1, 4), 7)
+    assert len(second.joining) == 100 - views.MAX_JOINING and len(second.members) == 101
 
 
-def test_a_flush_and_a_leave_give_nobody_a_vote():
+def test_a_flush_gives_nobody_a_vote_and_any_other_view_to_all_that_were_members():
     bench = alone()
     asks(bench, "j")
     is_linked(bench, "j", 1e9, "a")
     [prepare] = gathered(bench)
     view = prepare.view
     assert views.survivors(view, {"a", "j"}, {*view.links}, (1, 9), "a").voter_ids == ("a",)
-    gone = views.apply_change(view, Remove(node="a"), (1, 9), 5)
-    assert gone.voter_ids == ("j",), "unless nobody else is left"
+    wanting = AddJoiners(joiners=(Entrant("k", neighbors=("j",), blocking=True),))
+    for change in (
+        Votes(),
+        AddLink(link=("j", "o")),
+        Promote(node="o", early=True),
+        Remove(node="o"),
+        wanting,
+    ):
+        with_o = replace(view, observers=(Member(id="o"),), links=(*view.links, ("a", "o")))
+        assert views.apply_change(with_o, change, (1, 9), 5).voter_ids == ("a", "j")
+    assert views.apply_change(view, Remove(node="a"), (1, 9), 5).voter_ids == ("j",)
+    with pytest.raises(Nothing, match="all members have a vote"):
+        views.apply_change(make_view("ab", [("a", "b")]), Votes(), (1, 9), 5)
 
 
 # --- pure steps from view to view ---
