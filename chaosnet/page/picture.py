@@ -9,7 +9,7 @@ import msgspec
 
 from ..protocols.status import EventRow, MemberRow, Status, StepRow
 
-STEPS_KEPT = 4000  # Then the older half is thinned out: a long run keeps its beginning.
+STEPS_KEPT = 4000  # Then older ones are thinned out, evenly: a run of weeks keeps its curve.
 STEPS_WHOLE = 1000  # The newest, of which none is left out.
 EVENTS_KEPT = 500
 
@@ -74,7 +74,7 @@ class Picture:
         last = self.steps[-1].step if self.steps else -1
         self.steps += [row for row in rows if row.step > last]
         if len(self.steps) > STEPS_KEPT:
-            self.steps = self.steps[:-STEPS_WHOLE:2] + self.steps[-STEPS_WHOLE:]
+            self.steps = _spread(self.steps[:-STEPS_WHOLE]) + self.steps[-STEPS_WHOLE:]
 
     def _add_events(self, rows: Sequence[EventRow]) -> None:
         """Each once: nodes tell an event alike, but for the time that its handling took."""
@@ -96,6 +96,16 @@ class Picture:
                 del self.pulls[node]  # It is over, or has begun anew.
         for node, row in pulling.items():
             self.pulls.setdefault(node, PullBegun(now_s, dict(row.pulled)))
+
+
+def _spread(rows: Sequence[StepRow]) -> list[StepRow]:
+    """Half of them at most, no two of which are close to each other."""
+    apart = 2 * (rows[-1].step - rows[0].step) / len(rows)
+    kept = [rows[0]]
+    for row in rows:
+        if row.step - kept[-1].step >= apart:
+            kept.append(row)
+    return kept
 
 
 def _name(row: EventRow) -> tuple[str, str, str, int, float]:

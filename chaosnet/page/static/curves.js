@@ -30,10 +30,17 @@ export function append(told) {
   if (past.step.length > POINTS) thinOut();
 }
 
-// Of what is older, every other step: a long run keeps its beginning.
+// Of what is older, half at most, evenly over the steps (as picture.py): a run of weeks keeps its curve.
 function thinOut() {
   const newest = past.step.length - POINTS / 4;
-  const thinned = (column) => column.filter((_, i) => i >= newest || i % 2 === 0);
+  const apart = (2 * (past.step[newest - 1] - past.step[0])) / newest;
+  let last = -Infinity;
+  const kept = past.step.map((step, i) => {
+    if (i < newest && step - last < apart) return false;
+    last = step;
+    return true;
+  });
+  const thinned = (column) => column.filter((_, i) => kept[i]);
   for (const name of ["step", "time_s", "seconds", "samples"]) past[name] = thinned(past[name]);
   for (const [name, column] of past.metrics) past.metrics.set(name, thinned(column));
 }
