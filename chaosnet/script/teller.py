@@ -56,10 +56,8 @@ class Teller:
         """
         if self._quiet:
             return
-        here = threading.current_thread()
-        if here is not threading.main_thread() and not _takes_more(
-            0 if self._left_out else READER_PATIENCE_MS
-        ):
+        in_script = threading.current_thread() is threading.main_thread()
+        if not in_script and not _takes_more(0 if self._left_out else READER_PATIENCE_MS):
             self._left_out += 1
             return
         line = log_line(text, self._log_format, self._node, event, **fields)
@@ -110,9 +108,7 @@ class Teller:
 
 def _takes_more(patience_ms: int) -> bool:
     """Does stderr take a line at once, or in a moment?"""
-    with contextlib.suppress(
-        OSError, ValueError, AttributeError
-    ):  # It is no file, or the system cannot tell.
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # No file, or the system cannot tell.
         poll = select.poll()
         poll.register(sys.stderr.fileno(), select.POLLOUT)
         return bool(poll.poll(patience_ms))

@@ -50,9 +50,8 @@ from .welcome import Welcome
 
 __all__ = ["Agent", "CoreSettings", "Phase"]
 
-MAX_SEEDS = (
-    32  # Of one life, that lead back after it: who comes back again and again would know of ever more.
-)
+# Of one life, that lead back after it: else who comes back again and again knows of ever more.
+MAX_SEEDS = 32
 
 
 class Agent(Node):
