@@ -17,9 +17,7 @@ from .lives import Lives
 from .messages import Electorate, Link, LinkNews, View, ViewKey, link
 
 MAX_STRANGERS = 1024  # Nodes of no view, and links of theirs, that something is remembered of.
-STRANGERS_TOLD = (
-    64  # Lost links of such nodes that those are told of who meet: who is about to join is among the last.
-)
+STRANGERS_TOLD = 64  # Lost links of such nodes that nodes tell each other when they meet: the newest.
 
 
 class LinkState(enum.Enum):

@@ -272,7 +272,8 @@ def without_vote(view: View) -> list[str]:
 
 def new_voters(before: View, view: View) -> tuple[str, ...]:
     """Who has got a vote between these two."""
-    return tuple(node for node in view.voter_ids if node not in before.voter_ids)
+    old = {*before.voter_ids}
+    return tuple(node for node in view.voter_ids if node not in old)
 
 
 def _voteless(node: str) -> Entering:
