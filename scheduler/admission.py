@@ -1,8 +1,9 @@
 """Joiners: when they are let in together, and whether the cluster waits for them.
 
-Let G be what a step sums, T what it takes, R the rates of a joiner's links to members. Results of the steps that go
-on while it fetches the state share these links with it: they take G / (R T) of them. Beyond a half the state is
-there sooner if the cluster waits.
+Let S be the state, G what a step sums, T what it takes, R the rates of a joiner's links to members. Results of the
+steps that go on while it fetches the state share these links with it: they take G / (R T) of them. Beyond a half the
+state is there sooner if the cluster waits. If most of the state is trained, and fetching it takes less than half a
+step, waiting costs less than it saves: a copy of the state at each source, and steps that are sent and done over.
 
 Who joins in the same view fetches the same state, so they pass it on to each other (protocols/replication.py).
 """
@@ -27,6 +28,9 @@ FRESH_S = 6.0  # Who has not asked for so long may be gone: a joiner asks every 
 STATE_OF_RESULTS = 3  # Bytes of state to one of results: parameters, and two moments of Adam.
 # Of one joiner's links; and of each of several, which pass the state on to each other only while the others wait.
 MAX_RESULTS_SHARE = 0.5, 0.1
+MAX_FETCH_STEPS = 0.5  # A state that is fetched in so much of a step is waited for, ...
+MOST_OF_RESULTS = 2 * STATE_OF_RESULTS  # ... if it has no more bytes to one of results.
+JOIN_S = 0.05  # Of a join that is waited for, besides the bytes: 0.03 s on loopback.
 
 Costs = Callable[[], tuple[int, float | None]]
 """Bytes that a step sums, and the seconds that it takes usually, if that is known."""
@@ -45,8 +49,8 @@ class Wanting:
 class Admission:
     """Joiners that have asked, and those of them whose links are open."""
 
-    def __init__(self, costs: Costs) -> None:
-        self.costs = costs
+    def __init__(self, costs: Costs, state_bytes: Callable[[], int]) -> None:
+        self.costs, self.state_bytes = costs, state_bytes
         self.asked_s: dict[str, float] = {}
         self.wanting: dict[str, Wanting] = {}
         self.since_s: float | None = None  # When the first of those that are not let in yet was there.
@@ -109,9 +113,10 @@ class Admission:
         near = [self.wanting[each.node] for each in views.admissible(view, if_all_wait)]
         shares = [self._share_of_results(each, view) for each in near]
         most = MAX_RESULTS_SHARE[len(near) > 1]
-        waits = any(share > most for share in shares) or any(each.blocking for each in near)
+        are_soon_in = bool(near) and all(self._is_soon_in(each, view) for each in near)
+        waits = are_soon_in or any(share > most for share in shares) or any(each.blocking for each in near)
         wanting = (
-            replace(each.joiner, blocking=waits, share=share)
+            replace(each.joiner, blocking=waits, why=_why_it_waits(share, are_soon_in) if waits else "")
             for each, share in zip(near, shares, strict=True)
         )
         return views.admissible(view, wanting)
@@ -123,6 +128,14 @@ class Admission:
             return 0.0
         rate_bps = _rate_bps(wanting, view)
         return 8 * result_bytes / (rate_bps * step_s) if rate_bps and step_s else math.inf
+
+    def _is_soon_in(self, wanting: Wanting, view: View) -> bool:
+        """Is the state at the joiner in so little of a step that it is not worth it to train meanwhile?"""
+        (result_bytes, step_s), state_bytes = self.costs(), self.state_bytes()
+        rate_bps = _rate_bps(wanting, view)
+        if not state_bytes or not step_s or not rate_bps or state_bytes > MOST_OF_RESULTS * result_bytes:
+            return False
+        return 8 * state_bytes / rate_bps + JOIN_S <= MAX_FETCH_STEPS * step_s
 
     def why_not_yet(self, node: str, view: View) -> str:
         """What a joiner whose links are open waits for."""
@@ -141,9 +154,16 @@ def mode(joiner: Entrant) -> str:
     """In which mode it joins, and why, for people."""
     if not joiner.blocking:
         return "streaming"
-    if not MAX_RESULTS_SHARE[1] < joiner.share < math.inf:
-        return "blocking"
-    return f"blocking, for results of steps would take {joiner.share:.0%} of its links"
+    return f"blocking, for {joiner.why}" if joiner.why else "blocking"
+
+
+def _why_it_waits(share: float, are_soon_in: bool) -> str:
+    """`share`: of the joiner's links, that results of steps would take."""
+    if are_soon_in:
+        return "the state is there in less than half a step"
+    if MAX_RESULTS_SHARE[1] < share < math.inf:
+        return f"results of steps would take {share:.0%} of its links"
+    return ""
 
 
 def _rate_bps(wanting: Wanting, view: View) -> float:

@@ -40,7 +40,7 @@ class Entrant:
     neighbors: tuple[str, ...] = ()
     blocking: bool = False
     life: int = 0
-    share: float = 0.0  # Of its links to members, that results of steps would take.
+    why: str = ""  # The cluster waits for it, for people.
 
 
 @dataclass(frozen=True, slots=True)
