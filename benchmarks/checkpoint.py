@@ -20,8 +20,10 @@ import click
 import torch
 from torch import nn
 
+from ..node.devices import wait_for_device
 from ..settings.options import Whole
 from ..terminal.outputs import json_option, write_json
+from .accelerators import accelerator_option, device_for
 from .processes import Pipe, Workers
 
 BATCH = 64
@@ -29,7 +31,15 @@ LAYERS = 4
 
 
 def _worker(
-    pipe: Pipe, name: str, size_bytes: int, join: str, folder: str, copies: str, steps: int, pairs: int
+    pipe: Pipe,
+    name: str,
+    size_bytes: int,
+    join: str,
+    folder: str,
+    copies: str,
+    steps: int,
+    pairs: int,
+    device: str,
 ) -> dict[str, Any]:
     """Trains until all pairs of blocks are done. Returns: when each step was, and what the writes took."""
     import time
@@ -39,9 +49,9 @@ def _worker(
 
     torch.set_num_threads(1)
     width = max(8, int((size_bytes / 4 / 3 / LAYERS) ** 0.5))  # Adam keeps two more numbers per parameter.
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
-    x, y = torch.randn(BATCH, width), torch.randn(BATCH, width)
+    x, y = torch.randn(BATCH, width, device=device), torch.randn(BATCH, width, device=device)
     cluster, checkpoints = Cluster(join=join, name=name), Checkpoints(folder, every=2 * steps, copies=copies)
     trainer = Trainer(model, optimizer, cluster=cluster, checkpoints=checkpoints, quiet=True)
     pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
@@ -50,6 +60,7 @@ def _worker(
     while start is None or (trainer.step <= start + 2 * steps * pairs if not join else not pipe.poll()):
         nn.functional.mse_loss(model(x), y).backward()
         trainer.update()
+        wait_for_device()
         at_s[trainer.step] = time.monotonic()
         wanted = wanted or pipe.poll()
         if start is None and wanted and trainer.step % (2 * steps) == 0:
@@ -60,14 +71,16 @@ def _worker(
     return {"start": start, "at_s": at_s, "counters": counters, "state_bytes": size}
 
 
-def measure(size_bytes: int, nodes: int, copies: str, steps: int, pairs: int, folder: str) -> dict[str, Any]:
+def measure(
+    size_bytes: int, nodes: int, copies: str, steps: int, pairs: int, folder: str, device: str
+) -> dict[str, Any]:
     """One run of `pairs` checkpoints."""
     names = [f"node{index}" for index in range(nodes)]
     with Workers() as workers:
         join = ""
         for name in names:
             where = folder if copies == "shard" else f"{folder}/{name}"
-            workers.start(name, _worker, name, size_bytes, join, where, copies, steps, pairs)
+            workers.start(name, _worker, name, size_bytes, join, where, copies, steps, pairs, device)
             join = join or workers.receive(name)
             if name != names[0]:
                 workers.receive(name)
@@ -128,6 +141,7 @@ def _figures(found: dict[str, Any], steps: int, pairs: int) -> dict[str, Any]:
     "--dir", "folder", type=click.Path(exists=True, file_okay=False, writable=True), metavar="DIR",
     help="On the disk to measure. Default: a temporary folder.",
 )  # fmt: skip
+@accelerator_option
 @json_option
 def checkpoint_command(
     size_bytes: int,
@@ -136,11 +150,13 @@ def checkpoint_command(
     steps: int,
     pairs: int,
     folder: str | None,
+    accelerator: bool,
     json_file: Path | None,
 ) -> None:
     """Steps with and without a checkpoint under way, in one run."""
+    device = device_for("checkpoint", accelerator)
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        found = measure(size_bytes, nodes, copies, steps, pairs, place)
+        found = measure(size_bytes, nodes, copies, steps, pairs, place, device)
     click.echo(
         f"{found['state_bytes'] / 1e6:.0f} MB, {nodes} nodes ({copies}): {steps} steps of "
         f"{found['step_seconds'] * 1e3:.0f} ms with a checkpoint take {found['ratio']:.3f} times as long as without "

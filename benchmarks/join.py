@@ -29,9 +29,11 @@ import click
 import torch
 from torch import nn
 
+from ..node.devices import wait_for_device
 from ..settings.options import Whole
 from ..terminal.outputs import json_option, write_json
 from ..trials.demo_report import join_bound_s
+from .accelerators import accelerator_option, device_for
 from .processes import Pipe, Workers
 
 WARM_UP_S = 2.0
@@ -74,17 +76,18 @@ def _worker(
     blocking: bool,
     trained: bool,
     vectors: int,
+    device: str,
 ) -> dict[str, Any]:
     """Trains until told to stop. Returns: times of steps, and of the join."""
     from chaosnet.settings.groups import Cluster
     from chaosnet.trainer import Trainer
 
     torch.set_num_threads(1)
-    model = FineTuned(size_bytes, trained, vectors)
+    model = FineTuned(size_bytes, trained, vectors).to(device)
     for vector in model.base:
         nn.init.constant_(vector, 0.5 if join else 1.5)  # Memory that is really there.
     optimizer = torch.optim.Adam(model.parameters() if trained else model.head.parameters(), 1e-3)
-    x, y = torch.randn(64, 256), torch.randn(64, 64)
+    x, y = torch.randn(64, 256, device=device), torch.randn(64, 64, device=device)
     pipe.send("ready")
     pipe.receive()  # Model and data are there: join now (Chaos, Sec. IV-B: "finishes initialization").
     called_s = time.monotonic()
@@ -98,6 +101,7 @@ def _worker(
         nn.functional.mse_loss(model(x), y).backward()
         trainer.update()
         trainer.check_state_replication()
+        wait_for_device()
         times.append(time.monotonic())
         peaks.append(_peak())
     links = trainer.status().links
@@ -115,14 +119,21 @@ def _worker(
 
 
 def measure(
-    size_bytes: int, sources: int, blocking: bool, trained: bool, joiners: int, vectors: int
+    size_bytes: int,
+    sources: int,
+    blocking: bool,
+    trained: bool,
+    joiners: int,
+    vectors: int,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """`joiners` at once into a cluster of `sources` nodes."""
+    task = trained, vectors, device
     with Workers() as workers:
         join = ""
         for index in range(sources):
             name = f"source{index}"
-            workers.start(name, _worker, name, size_bytes, join, sources, False, trained, vectors)
+            workers.start(name, _worker, name, size_bytes, join, sources, False, *task)
             workers.receive(name)
             workers.tell(name, "join")
             address = workers.receive(name)
@@ -130,7 +141,7 @@ def measure(
         joining = [f"joiner{index}" for index in range(joiners)]
         for name in joining:
             links = sources + joiners - 1
-            workers.start(name, _worker, name, size_bytes, join, links, blocking, trained, vectors)
+            workers.start(name, _worker, name, size_bytes, join, links, blocking, *task)
             workers.receive(name)
         time.sleep(WARM_UP_S)
         for name in joining:
@@ -235,6 +246,7 @@ def _against_few(run: dict[str, Any], few: dict[str, Any], parameters: int) -> N
     help=f"Cut the state into so many, and in turns into {FEW} of the same bytes.",
 )
 @click.option("--repeat", type=Whole(1, 1000), default=1, show_default=True)
+@accelerator_option
 @json_option
 def join_command(
     size_bytes: int,
@@ -244,15 +256,17 @@ def join_command(
     joiners: int,
     parameters: int,
     repeat: int,
+    accelerator: bool,
     json_file: Path | None,
 ) -> None:
     """A node joins a training cluster over loopback."""
     runs = []
+    device = device_for("join", accelerator)
     for _ in range(repeat):
-        run = measure(size_bytes, sources, blocking, trained, joiners, parameters or 1)
+        run = measure(size_bytes, sources, blocking, trained, joiners, parameters or 1, device)
         _print(run, sources)
         if parameters:
-            few = measure(size_bytes, sources, blocking, trained, joiners, FEW)
+            few = measure(size_bytes, sources, blocking, trained, joiners, FEW, device)
             _against_few(run, few, parameters)
         runs.append(run)
     write_json(json_file, middle(runs) if repeat == 1 else {**middle(runs), "runs": runs})

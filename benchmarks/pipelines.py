@@ -5,6 +5,8 @@
     two       two stages of real layers on two processors, by one process with the same layers. In turns, within one
               cluster; and so is a plain loop of the same micro-batches, without a cluster. And over bare sockets
     choose    which pipelines run after one of 16 members is lost: processor time
+    device    the same two stages and turns on an accelerator (`--accelerator`), with layers of GPT-2 small's sizes.
+              Both members share one device: it tells what handing on costs, and not how fast two devices are
     kill      kill -9 in the middle of a step, until the next one is committed, less a step of the pipelines that are
               left: what it takes to notice, to agree, and to begin anew
 
@@ -26,11 +28,13 @@ import click
 import torch
 from torch import nn
 
+from ..node.devices import wait_for_device
 from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.estimator import ProfiledCosts, time_program
 from ..scheduler.elastic.profile import Layer, Profile
 from ..scheduler.elastic.program import Program
 from ..terminal.outputs import json_option, write_json
+from .accelerators import device_for
 from .bare_pipelines import bare_step_s
 from .choices import measure_choose
 from .figures import middle_half
@@ -40,11 +44,14 @@ from .processes import Pipe, WorkerFailed, Workers
 __all__ = ["pipelines_command", "size_command"]
 
 PARTS = ("program", "two", "choose", "kill")
+DEVICE = "device"
 FORWARD_S, BACKWARD_S = 0.010, 0.020
 TOKENS, WIDTH = 64, 256  # Of what goes from one emulated layer to the next, for one micro-batch: 64 kB.
 ROWS, QUICK_ROWS, REAL_WIDTH = 1024, 32, 512  # Of a real one: 2 MB, or less if it is to be quick.
 # The first layer has no gradient of its input to find: five products instead of six. So both take as long.
 INNER_WIDTHS = 576, 480
+# On an accelerator a stage is so many feed-forward blocks of GPT-2 small's sizes; a micro-batch is 4 x 1024 tokens.
+DEVICE_DEPTH, DEVICE_WIDTH, DEVICE_ROWS = 8, 768, 4096
 CALM_STEPS = 3  # After a change, before steps count.
 PATIENCE_S = 120.0
 
@@ -62,6 +69,12 @@ class Training(NamedTuple):
     stages: int = 1
     blocks: tuple[str, ...] = ()
     block_steps: int = 0
+    device: str = "cpu"
+
+    @property
+    def width(self) -> int:
+        """Of a row that real layers are given."""
+        return REAL_WIDTH if self.device == "cpu" else DEVICE_WIDTH
 
     def layers(self) -> list[nn.Module]:
         """The same on all members."""
@@ -70,7 +83,12 @@ class Training(NamedTuple):
 
             return [Emulated(FORWARD_S, BACKWARD_S) for _ in range(4)]
         torch.manual_seed(0)
-        width = REAL_WIDTH
+        width = self.width
+        if self.device != "cpu":
+            return [
+                nn.Sequential(*(_feed_forward(width) for _ in range(DEVICE_DEPTH))).to(self.device)
+                for _ in range(2)
+            ]
         return [
             nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width))
             for inner in INNER_WIDTHS
@@ -78,9 +96,13 @@ class Training(NamedTuple):
 
     def data(self) -> Repeated:
         """Each sample is a matrix, and a micro-batch has one."""
-        shape = (self.rows, REAL_WIDTH) if self.rows else (TOKENS, WIDTH)
+        shape = (self.rows, self.width) if self.rows else (TOKENS, WIDTH)
         torch.manual_seed(1)
         return Repeated(1000 * self.micro_batches, (torch.randn(shape), torch.randn(shape)))
+
+
+def _feed_forward(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
 
 class Repeated:
@@ -128,7 +150,7 @@ def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str,
     )  # fmt: skip
     pipe.send("in" if join else trainer.status().members[0].addresses[0])
     data = task.data()
-    plain = _plain_loop(layers, optimizer, data, task.micro_batches)
+    plain = _plain_loop(layers, optimizer, data, task)
     turns = _turns(trainer, task, plain) if task.blocks and not join else None
     blocks: list[tuple[str, float]] = []
     for done in trainer.steps(data, epochs=10**9):
@@ -152,16 +174,17 @@ def _compiled_s(program: Program, layers: int) -> float:
 
 
 def _plain_loop(
-    layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer, data: Repeated, micro_batches: int
+    layers: Sequence[nn.Module], optimizer: torch.optim.Optimizer, data: Repeated, task: Training
 ) -> Callable[[], None]:
     """A step of one process that knows of no cluster. It leaves the weights as they are."""
     model = nn.Sequential(*layers)
 
     def step() -> None:
-        for number in range(micro_batches):
-            x, y = (each.unsqueeze(0) for each in data[number])
+        for number in range(task.micro_batches):
+            x, y = (each.unsqueeze(0).to(task.device) for each in data[number])
             nn.functional.mse_loss(model(x), y).backward()
         optimizer.zero_grad(set_to_none=True)
+        wait_for_device()
 
     return step
 
@@ -281,9 +304,7 @@ def measure_program(steps: int) -> dict[str, Any]:
 def _plain_ratio(task: Training) -> float:
     """What a plain loop over emulated layers takes in this process, by the seconds that they are given."""
     layers = task.layers()
-    step = _plain_loop(
-        layers, torch.optim.SGD(nn.ModuleList(layers).parameters()), task.data(), task.micro_batches
-    )
+    step = _plain_loop(layers, torch.optim.SGD(nn.ModuleList(layers).parameters()), task.data(), task)
     step()  # The first one loads what torch needs.
     began_s = time.monotonic()
     step()
@@ -291,10 +312,10 @@ def _plain_ratio(task: Training) -> float:
     return (time.monotonic() - began_s) / given_s
 
 
-def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
+def measure_two(rounds: int, steps: int, rows: int, device: str = "cpu") -> dict[str, Any]:
     """Two real stages, 8 micro-batches, beside one process."""
     micro_batches = 8
-    task = Training("2", micro_batches, rows, blocks=("2", "1", ""), block_steps=steps)
+    task = Training("2", micro_batches, rows, blocks=("2", "1", ""), block_steps=steps, device=device)
     with Group(task, 2) as group:
         group.until(lambda seen: seen.stages == [2])
         changes = 0
@@ -308,7 +329,8 @@ def measure_two(rounds: int, steps: int, rows: int) -> dict[str, Any]:
     found = {layout: [took_s for name, took_s in blocks if name == layout][1:] for layout in task.blocks}
     ones = [one / two for one, two in zip(found["1"], found["2"], strict=False)]
     plains = [plain / two for plain, two in zip(found[""], found["2"], strict=False)]
-    bare_s = [bare_step_s(task, stages, steps * rounds) for stages in (1, 2)]
+    is_bare = device == "cpu"  # Its tensors travel as they lie in memory.
+    bare_s = [bare_step_s(task, stages, steps * rounds) for stages in (1, 2)] if is_bare else []
     return {
         "rounds": len(ones),
         "one_s": statistics.median(found["1"]),
@@ -363,15 +385,19 @@ def _line(part: str, found: dict[str, Any]) -> str:
             f"(middle half of {found['steps']}: {low:.3f} to {high:.3f}); over bare sockets "
             f"{found['bare_ratio']:.3f}; a plain loop by what its layers are given: {found['plain_ratio']:.3f}"
         )
-    if part == "two":
+    if part in ("two", DEVICE):
         low, high = found["middle_half"]
-        bare_one_s, bare_two_s = found["bare_s"]
-        return (
-            f"two: 2 stages, 8 micro-batches: a step {1e3 * found['two_s']:.0f} ms, of one member "
+        told = (
+            f"{part}: 2 stages, 8 micro-batches: a step {1e3 * found['two_s']:.0f} ms, of one member "
             f"{1e3 * found['one_s']:.0f} ms: {found['speedup']:.2f} times as fast "
             f"(middle half of {found['rounds']}: {low:.2f} to {high:.2f}; at most {found['bound']:.2f}); a plain "
-            f"loop {1e3 * found['plain_s']:.0f} ms: {found['speedup_over_plain']:.2f} times as fast; over "
-            f"bare sockets {1e3 * bare_two_s:.0f} ms, of one process {1e3 * bare_one_s:.0f} ms: "
+            f"loop {1e3 * found['plain_s']:.0f} ms: {found['speedup_over_plain']:.2f} times as fast"
+        )
+        if not found["bare_s"]:
+            return told
+        bare_one_s, bare_two_s = found["bare_s"]
+        return told + (
+            f"; over bare sockets {1e3 * bare_two_s:.0f} ms, of one process {1e3 * bare_one_s:.0f} ms: "
             f"{bare_one_s / bare_two_s:.2f} times as fast"
         )
     if part == "choose":
@@ -398,16 +424,23 @@ def _choice(case: dict[str, Any]) -> str:
     help="What to measure; `two` needs a quiet machine.",
 )
 @click.option("--quick", is_flag=True, help="Few steps, and one kill: to see that it runs.")
+@click.option(
+    "--accelerator", is_flag=True, help=f"The part {DEVICE!r} instead, on the device that torch finds."
+)
 @json_option
-def pipelines_command(parts: str, quick: bool, json_file: Path | None) -> None:
+def pipelines_command(parts: str, quick: bool, accelerator: bool, json_file: Path | None) -> None:
     """Steps of pipelines beside their program, one process, and a step without a loss."""
+    device = device_for("pipelines", accelerator)
     wanted = parts.split(",")
     for part in wanted:
         if part not in PARTS:
             raise click.UsageError(f"--parts: {part!r} (expected some of {', '.join(PARTS)})")
+    if accelerator:
+        wanted = [DEVICE]
     measures: dict[str, Callable[[], dict[str, Any]]] = {
         "program": lambda: measure_program(5 if quick else 30),
         "two": lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (3, 5, ROWS)),
+        DEVICE: lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (3, 5, DEVICE_ROWS), device),
         "choose": lambda: measure_choose(3 if quick else 15),
         "kill": lambda: measure_kill(1 if quick else 3, 3 if quick else 5),
     }

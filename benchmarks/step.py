@@ -27,10 +27,10 @@ from torch import nn
 
 from ..netem import commands
 from ..node.devices import wait_for_device
-from ..protocols.errors import ConfigError
 from ..settings.options import Amount, Several, Whole
 from ..terminal.outputs import json_option, write_json
 from ..trials.demo_digits import small_net
+from .accelerators import accelerator_option, device_for
 from .figures import middle_half
 from .machines import Loopback, switched
 from .overlay import need_root
@@ -257,7 +257,7 @@ def measure(
     metavar="MBIT",
     help="Each process in a network namespace with a link of so many Mbit/s to a switch (root). Default: loopback.",
 )
-@click.option("--accelerator", is_flag=True, help="Models lie on the device that torch.accelerator finds.")
+@accelerator_option
 @json_option
 def step_command(
     mb: tuple[float, ...],
@@ -271,7 +271,7 @@ def step_command(
     figures: dict[str, Any] = {}
     if rate:
         need_root("step --rate")
-    device = _accelerator() if accelerator else "cpu"
+    device = device_for("step", accelerator)
     with tempfile.TemporaryDirectory() as folder:
         for size in mb:
             for count in nodes:
@@ -280,14 +280,6 @@ def step_command(
                 figures[f"{size:g} MB, {count}"] = found
                 click.echo(_line(size, count, found))
     write_json(json_file, figures)
-
-
-def _accelerator() -> str:
-    """Its kind, as torch names it. Raises: ConfigError."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if found is None:
-        raise ConfigError("bench step --accelerator: torch.accelerator finds no device")
-    return found.type
 
 
 def _line(mb: float, nodes: int, found: Mapping[str, Any]) -> str:
