@@ -53,6 +53,16 @@ def has_streams(device: torch.device) -> bool:
     return True
 
 
+@cache
+def has_doubles(device: torch.device) -> bool:
+    """Does it compute in float64? MPS does not."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device).add_(1.0)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return True
+
+
 def widened(tensors: Sequence[torch.Tensor], dtype: torch.dtype, weight: float) -> torch.Tensor:
     """weight * tensor, one behind the other, of that type, in fresh memory of theirs: [elements].
 

@@ -270,7 +270,8 @@ class _Run(theirs.TrainerCallback):
         """`ahead`: steps that the loop is about to count. The others had no losses here: its means leave them out."""
         trainer = self._trainer
         without = trainer.cluster.step - ahead - self._told_step
-        trainer._initial_global_step += without
+        if hasattr(trainer, "_initial_global_step"):  # From 5.19 on; `train_loss` was by all steps before.
+            trainer._initial_global_step += without
         trainer._globalstep_last_logged += without
         self._told_step = trainer.cluster.step
         trainer.state.global_step = trainer.cluster.step - ahead

@@ -10,6 +10,8 @@ That is finer than float32 for the largest gradients of a group, and as fine for
 follows the gradients of the last step. One that it does not fit makes the step count for nothing, and raises it.
 
 Each parameter lies with those that the same layers use: of a tied one both of its layers contribute a part.
+
+Gradients of a device are added up there, and only their sum crosses to this machine's memory.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import math
 import mmap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from ...protocols.errors import ConfigError
+from ..devices import has_doubles
 from ..state.training_state import check_parameter, sparse_gradient, thawed
 from .compression import Encoding, Exact
 from .lanes import Chunk, Lane, chunk_bytes_of
@@ -43,6 +47,13 @@ class _Place:
     stop: int
 
 
+class _OnDevice(NamedTuple):
+    """What a step has of a group so far: the sum, and whether anything did not fit into it, a bool."""
+
+    total: torch.Tensor
+    over: torch.Tensor
+
+
 @dataclass(eq=False, slots=True)
 class _Group:
     """Parameters that the same layers use, in these chunks. `top`: see the module. `due`: of these, who adds here."""
@@ -54,6 +65,17 @@ class _Group:
     samples: float = 0.0  # Behind what was added here in this step, once for each layer.
     due: set[int] = field(default_factory=set)
     has_memory: bool = False
+    on_device: _OnDevice | None = None
+
+    @property
+    def start(self) -> int:
+        """Where it begins in its lane."""
+        return self.places[0].start
+
+    @property
+    def stop(self) -> int:
+        """Where it ends there."""
+        return self.places[-1].stop
 
 
 Norms = dict[int, tuple[float, float]]
@@ -158,24 +180,37 @@ class LayerSums:
         self.lanes[1].contribution.zero_()
         for group in self.groups:
             group.samples, group.due = 0.0, {*group.users} & {*layers}
+            group.on_device = None
             if group.due and group.places:
-                self.lanes[0].contribution[group.places[0].start : group.places[-1].stop].zero_()
+                self._make_room(group)
                 group.has_memory = True
             elif group.has_memory:
                 self._let_go(group)
         return [group.chunks for group in self.groups if group.chunks and not group.due]
 
+    def _make_room(self, group: _Group) -> None:
+        """For a sum, zero yet: on the device of its parameters, if that can add; else where it travels from."""
+        dtype, device = self.lanes[0].dtype, group.places[0].parameter.device
+        if device.type != "cpu" and (dtype != torch.float64 or has_doubles(device)):
+            total = torch.zeros(group.stop - group.start, dtype=dtype, device=device)
+            group.on_device = _OnDevice(total, torch.zeros((), dtype=torch.bool, device=device))
+        else:
+            self._contribution(group).zero_()
+
+    def _contribution(self, group: _Group) -> torch.Tensor:
+        return self.lanes[0].contribution[group.start : group.stop]
+
     def _let_go(self, group: _Group) -> None:
         """Other members compute its layers now. Of pages, only those that it has alone."""
         size = self.lanes[0].dtype.itemsize
-        start = -(-group.places[0].start * size // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = group.places[-1].stop * size // mmap.PAGESIZE * mmap.PAGESIZE - start
+        start = -(-group.start * size // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = group.stop * size // mmap.PAGESIZE * mmap.PAGESIZE - start
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._memory.madvise(mmap.MADV_DONTNEED, start, length)
         group.has_memory = False
 
     def finish(self, layers: Collection[int]) -> list[tuple[range, float]]:
-        """All has been added of these layers.
+        """All has been added of these layers. Waits for their device.
 
         Returns: the chunks that are whole by that, and the samples behind them.
         """
@@ -184,14 +219,26 @@ class LayerSums:
             if group.chunks and group.due:
                 group.due -= {*layers}
                 if not group.due:
+                    self._cross(group)
                     whole.append((group.chunks, group.samples))
         return whole
+
+    def _cross(self, group: _Group) -> None:
+        """Bring its sum from the device to where it travels from."""
+        if (there := group.on_device) is not None:
+            self._contribution(group).copy_(there.total)
+            if there.over:
+                self._does_not_fit(group)
+            group.on_device = None
+
+    def _does_not_fit(self, group: _Group) -> None:
+        self._present[len(self._bit) + self.groups.index(group)] = True
 
     def abandon(self) -> list[range]:
         """Nothing more will be added, and what was counts for nothing. Returns: the chunks that are not whole."""
         left = [group.chunks for group in self.groups if group.chunks and group.due]
         for group in self.groups:
-            group.due = set()
+            group.due, group.on_device = set(), None
         return left
 
     @torch.no_grad()
@@ -222,14 +269,18 @@ class LayerSums:
         return any(parameter.grad is not None for parameter in self._place)
 
     def _add(self, group: _Group, place: _Place, grad: torch.Tensor, samples: int) -> None:
-        total = self.lanes[0].contribution[place.start : place.stop]
-        here = grad.reshape(-1).cpu()
+        there = group.on_device
+        whole = self._contribution(group) if there is None else there.total
+        total = whole[place.start - group.start : place.stop - group.start]
+        here = grad.reshape(-1).to(total.device)
         values = here.to(total.dtype)
         if not self.exact:
             total.add_(values, alpha=samples)
             return
-        if samples * _largest(here) >= 2.0**group.top:
-            self._present[len(self._bit) + self.groups.index(group)] = True
+        if there is not None:  # Read once the sum is whole: each look would wait for the device.
+            there.over.logical_or_(samples * _largest_there(values) >= 2.0**group.top)
+        elif samples * _largest(here) >= 2.0**group.top:
+            self._does_not_fit(group)
             return
         if values.data_ptr() == grad.data_ptr():
             values = values.clone()
@@ -376,6 +427,13 @@ def _largest(values: torch.Tensor) -> float:
         return max(-least, most)
     finite = values[values.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _largest_there(values: torch.Tensor) -> torch.Tensor:
+    """As `_largest`, of a device, which is not waited for."""
+    if not values.numel():
+        return values.new_zeros(())
+    return torch.where(values.isfinite(), values.abs(), 0.0).amax()
 
 
 def _users(layers: Sequence[nn.Module]) -> dict[nn.Parameter, tuple[int, ...]]:

@@ -6,6 +6,7 @@ tests/scripts has a script of each, with a joiner and a death (test_scripts_of_k
 from __future__ import annotations
 
 import signal
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -291,6 +292,10 @@ def test_early_stopping_on_one_node_stops_all_after_the_same_step(framework, tmp
         assert founder.lines("end") == second.lines("end") != [], scripts.story()
 
 
+def _version(package):
+    return tuple(map(int, metadata.version(package).split(".")[:2]))
+
+
 @pytest.mark.parametrize("framework", ["lightning", "transformers"])
 def test_a_run_goes_on_from_the_clusters_checkpoints(framework, tmp_path):
     needs(framework)
@@ -310,7 +315,7 @@ def test_a_run_goes_on_from_the_clusters_checkpoints(framework, tmp_path):
         assert first.lines("valid") + second.lines("valid") == whole.lines("valid"), scripts.story()
         assert second.lines("weights") == whole.lines("weights"), scripts.story()
         # The loss is of the steps here, and not a sum of theirs by all steps.
-        if framework == "transformers":
+        if framework == "transformers" and _version("transformers") >= (5, 19):  # Theirs did so before.
             of_all, *of_halves = (float(run.lines("trained")[0][0]) for run in (whole, first, second))
             assert sum(of_halves) / 2 == pytest.approx(of_all), scripts.story()
 
