@@ -72,13 +72,15 @@ def widened(tensors: Sequence[torch.Tensor], dtype: torch.dtype, weight: float) 
     return (flat[0] if len(flat) == 1 else torch.cat(flat)).to(dtype) * weight
 
 
-def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of what lies in this machine's memory, there.
+def to_device(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """A copy of what lies in this machine's memory, there: flat parts of one type, one behind the other.
 
     It crosses from pinned memory, which torch keeps until it has, so nobody waits for it: what is asked of the
     device next comes after it.
     """
-    return values.pin_memory().to(device, non_blocking=True)
+    size = sum(map(torch.Tensor.numel, parts))
+    pinned = torch.empty(size, dtype=parts[0].dtype, device="cpu", pin_memory=True)
+    return torch.cat([*parts], out=pinned).to(device, non_blocking=True)
 
 
 class Moment:

@@ -14,6 +14,7 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ...protocols.errors import ConfigError
+from ...protocols.sums import bundles
 from ..devices import accelerators, to_device, widened
 from ..state.flat_state import device_runs, dtype_name
 from ..state.training_state import BufferSlot, buffer_slots, check_buffer, check_parameter
@@ -22,6 +23,7 @@ from ..state.training_state import BufferSlot, buffer_slots, check_buffer, check
 # message (protocols/sums.py), for each message costs its handling.
 USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
 SMALL = 4096  # Elements.
+CROSSING_BYTES = 8 << 20  # Of results, to a device at once: each time costs several calls of its driver.
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 
 _KINDS = {torch.float32: "floats of 32 bits or less", torch.float64: "float64", torch.int64: "whole numbers"}
@@ -130,14 +132,14 @@ class Place:
 
 @dataclass(slots=True)
 class _Way:
-    """Elements [begin, stop) of a chunk are what targets [first, last) are to be; or part of one, from `at` on.
+    """Elements [begin, stop) of some chunks are what targets [first, last) are to be; or part of one, from `at` on.
 
     Attributes:
         sizes: Of those targets.
         is_flat: Have all of them one dimension?
     """
 
-    chunk: int
+    chunks: range
     device: torch.device
     begin: int
     stop: int
@@ -200,6 +202,7 @@ class LaneLayout:
                 (self.parameters if isinstance(holder, nn.Parameter) else self.buffers[lane]).append(place)
                 start += elements
             self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize)
+        self._crossings = bundles(len(self.chunks), max(CROSSING_BYTES // chunk_bytes, 1), self.borders)
         self._ways: list[_Way] = []  # Of the last `spread`.
         self._ways_of: tuple[list[Place], list[torch.device]] = [], []
         ends = [(chunk.lane, chunk.stop) for chunk in self.chunks]
@@ -240,17 +243,17 @@ class LaneLayout:
     def spread(
         self, places: list[Place], targets: list[torch.Tensor], results: Sequence[torch.Tensor]
     ) -> None:
-        """Copy results to `targets`, which lie at `places`. What goes to a device crosses chunk by chunk."""
+        """Copy results to `targets`, which lie at `places`. To a device several neighbouring chunks cross at once."""
         wanted = ([*places], [target.device for target in targets])
         if self._ways_of != wanted:  # Hardly ever: steps are alike, and there may be thousands of places.
             self._ways_of, self._ways = wanted, self._plan(*wanted)
         halves: dict[int, torch.Tensor] = {}  # What lies in several chunks, and is put together first.
-        crossed: tuple[int, torch.device | None] = -1, None  # Once for all that lies in it.
+        crossed: tuple[range, torch.device | None] = range(0), None  # Once for all that lies in it.
         for way in self._ways:
             if way.device.type == "cpu":
-                whole = results[way.chunk]
-            elif crossed != (way.chunk, way.device):
-                crossed, whole = (way.chunk, way.device), self._at(way.device, results[way.chunk])
+                whole = results[way.chunks[0]]
+            elif crossed != (way.chunks, way.device):
+                crossed, whole = (way.chunks, way.device), self._at(way.device, results, way.chunks)
             result = whole[way.begin : way.stop]
             if not way.is_part:
                 run = targets[way.first : way.last]
@@ -268,33 +271,42 @@ class LaneLayout:
             if not targets[index].is_contiguous():
                 targets[index].copy_(flat.view(targets[index].shape))
 
-    def _at(self, device: torch.device, values: torch.Tensor) -> torch.Tensor:
-        return to_device(values, device) if device in self.devices else values.to(device)
+    def _at(self, device: torch.device, results: Sequence[torch.Tensor], chunks: range) -> torch.Tensor:
+        parts = results[chunks.start : chunks.stop]
+        return to_device(parts, device) if device in self.devices else torch.cat([*parts]).to(device)
 
     def _plan(self, places: Sequence[Place], devices: Sequence[torch.device]) -> list[_Way]:
         """How results get to these places: those one behind the other in a chunk, and on one device, together."""
         ways: list[_Way] = []
         for number, (place, device) in enumerate(zip(places, devices, strict=True)):
-            for index in self.chunks_at(place):
-                chunk, before = self.chunks[index], ways[-1] if ways else None
-                first, last = max(chunk.start, place.start), min(chunk.stop, place.stop)
+            for chunks in self._pieces(place, device):
+                start, stop = self.chunks[chunks[0]].start, self.chunks[chunks[-1]].stop
+                before = ways[-1] if ways else None
+                first, last = max(start, place.start), min(stop, place.stop)
                 is_part = last - first < place.stop - place.start
                 if (
                     before is not None and not is_part and not before.is_part
-                    and (before.chunk, before.device, before.last) == (index, device, number)
-                    and before.stop == first - chunk.start
+                    and (before.chunks, before.device, before.last) == (chunks, device, number)
+                    and before.stop == first - start
                 ):  # fmt: skip
-                    before.last, before.stop = number + 1, last - chunk.start
+                    before.last, before.stop = number + 1, last - start
                     before.sizes.append(last - first)
                     before.is_flat &= place.is_flat
                     continue
                 ways.append(
                     _Way(
-                        index, device, first - chunk.start, last - chunk.start, number, number + 1, is_part,
+                        chunks, device, first - start, last - start, number, number + 1, is_part,
                         first - place.start, [last - first], place.is_flat,
                     )
                 )  # fmt: skip
         return ways
+
+    def _pieces(self, place: Place, device: torch.device) -> list[range]:
+        """The chunks that a place lies in, as they get to its device."""
+        here = self.chunks_at(place)
+        if device.type == "cpu":
+            return [range(chunk, chunk + 1) for chunk in here]
+        return [chunks for chunks in self._crossings if chunks.start < here.stop and here.start < chunks.stop]
 
 
 @torch.no_grad()
