@@ -154,15 +154,15 @@ def mode(joiner: Entrant) -> str:
     """In which mode it joins, and why, for people."""
     if not joiner.blocking:
         return "streaming"
-    return f"blocking, for {joiner.why}" if joiner.why else "blocking"
+    return joiner.why or "blocking"
 
 
 def _why_it_waits(share: float, are_soon_in: bool) -> str:
     """`share`: of the joiner's links, that results of steps would take."""
     if are_soon_in:
-        return "the state is there in less than half a step"
+        return "blocking, for the state is there in less than half a step"
     if MAX_RESULTS_SHARE[1] < share < math.inf:
-        return f"results of steps would take {share:.0%} of its links"
+        return f"blocking, for results of steps would take {share:.0%} of its links"
     return ""
 
 
