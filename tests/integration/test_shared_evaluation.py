@@ -124,7 +124,11 @@ print("end", trainer.samples, trainer.epoch, trainer.state_hash())
 """
 
 
-@pytest.mark.parametrize(("args", "does"), [((), "evaluating"), (("apart",), "trained")], ids=["all", "one"])
+@pytest.mark.parametrize(
+    ("args", "does"),
+    [((), "evaluating"), pytest.param(("apart",), "trained", marks=pytest.mark.slow)],
+    ids=["all", "one"],
+)
 def test_samples_in_hand_are_counted_once_though_others_train_join_and_die_in_the_evaluation(
     tmp_path, args, does
 ):
@@ -169,7 +173,7 @@ print("end", trainer.step, trainer.state_hash())
 """
 
 
-@pytest.mark.parametrize("mode", ["inference", "autocast"])
+@pytest.mark.parametrize("mode", ["inference", pytest.param("autocast", marks=pytest.mark.slow)])
 def test_what_others_train_as_a_node_begins_an_evaluation_is_not_of_the_mode_that_it_evaluates_in(
     tmp_path, mode
 ):
@@ -228,7 +232,9 @@ def test_a_node_that_waits_for_an_evaluation_keeps_the_weights_that_others_have_
         assert first.lines("end") == second.lines("end"), scripts.story()
 
 
-@pytest.mark.parametrize("script", [SCRIPT, PIPELINES], ids=["trainer", "pipelines"])
+@pytest.mark.parametrize(
+    "script", [SCRIPT, pytest.param(PIPELINES, marks=pytest.mark.slow)], ids=["trainer", "pipelines"]
+)
 def test_the_state_is_copied_for_a_joiner_while_others_evaluate_in_inference_mode(tmp_path, script):
     script = script.replace("no_grad", "inference_mode")
     with scripts_in(tmp_path) as scripts:
