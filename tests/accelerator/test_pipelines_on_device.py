@@ -8,6 +8,7 @@ from members import CPU, PATIENCE_S, alone, data, results_of, together
 from torch import nn
 
 from chaosnet import Callbacks, Cluster, PipelineTrainer
+from chaosnet.node.sums.layer_sums import LayerSums
 
 SIZES = {"batch": 8, "micro_batch": 2}
 
@@ -102,3 +103,26 @@ def test_layers_are_waited_for_where_they_are_timed(device, monkeypatch):
     assert {number: bool(count) for number, count in counts.items()} == {
         number: number < 4 or number % 8 == 0 for number in counts
     }
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("largest", [1.0, 1e6], ids=["fits", "does not fit"])
+def test_gradients_of_layers_are_added_up_on_their_device_as_in_this_machines_memory(device, exact, largest):
+    parts, told = torch.randn(4, 3, 5, generator=torch.Generator("cpu").manual_seed(0)), []
+    parts[2, 1, 1] = largest
+    for where in CPU, device:
+        layer = nn.Linear(5, 3, bias=False, device=where)
+        sums = LayerSums([layer], micro_batches=len(parts), exact=exact)
+        for _ in range(2):  # Steps.
+            sums.begin([0])
+            for part in parts:
+                layer.weight.grad = part.to(where)
+                sums.add(layer, samples=2)
+            assert (sums.groups[0].on_device is not None) is (where is device)
+            [(chunks, samples)] = sums.finish([0])
+        assert samples == 8
+        told.append((sums.present, sums.contribution(chunks).clone()))
+    (here, total), (there, crossed) = told
+    assert here == there
+    if largest == 1.0 or not exact:  # Else it counts for nothing.
+        assert torch.equal(total, crossed) if exact else torch.allclose(total, crossed)
