@@ -58,7 +58,7 @@ SHAPES: dict[str, Callable[..., Topology]] = {
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Make a TestbedError inside a ConfigError, which the command line prints without a traceback."""
+    """Raise a TestbedError of the block as a ConfigError, which the command line prints without a traceback."""
     try:
         yield
     except TestbedError as error:

@@ -131,7 +131,7 @@ class Fitting:
         yield self.of(count)
 
     def width(self, count: int) -> int:
-        """Of its first `count` columns. rich would measure the same, but takes longer for it than for drawing."""
+        """The width of its first `count` columns. rich would say the same, but takes longer than to draw them."""
         shown = [[column.name for column in self.columns], *self.rows]
         widths = (max(cell_len(str(row[place])) for row in shown) for place in range(count))
         return sum(widths) + GAP * (count - 1)

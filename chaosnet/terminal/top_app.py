@@ -28,9 +28,7 @@ from .top_story import RATE, Story
 WIDE = 130  # Columns from which on members, links and events are side by side.
 TERMINATED = 128 + signal.SIGTERM
 STOP_PATIENCE_S = 3.0  # A question to a node takes 2 s at most.
-Watch = Callable[
-    [Callable[[PeerUnreachable], None]], Iterator[Status]
-]  # Takes a call for when a node is silent.
+Watch = Callable[[Callable[[PeerUnreachable], None]], Iterator[Status]]  # Takes what to call on silence.
 
 KEYS = """\
 [b]q[/b]          quit

@@ -248,7 +248,7 @@ def _write_file(path: Path, node: str, write: Callable[[BinaryIO], object]) -> i
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make an OSError inside a CheckpointError that names `path`."""
+    """Raise an OSError of the block as a CheckpointError that names `path`."""
     try:
         yield
     except OSError as error:

@@ -196,9 +196,7 @@ class TrainingState:
         self._check_optimizer()
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         self._still: dict[str, Still] = {}
-        self.parted: Collection[
-            nn.Parameter
-        ] = ()  # Kept by some members only (pipelines): not sent to joiners.
+        self.parted: Collection[nn.Parameter] = ()  # Kept by some members only: not sent to joiners.
         # Has the script changed what only optimizer.step() should? Then all is copied at the step boundary.
         self._at_once = False
         self._order = self._find_order()

@@ -44,9 +44,7 @@ class Acceptor:
         self._identity, self._turns, self._sockets = identity, turns, sockets
         self._door = sockets.door
         self._links, self._foreign = links, foreign
-        self._halves: dict[
-            bytes, PeerLink
-        ] = {}  # Links that still greet, by what both routing ids have alike.
+        self._halves: dict[bytes, PeerLink] = {}  # Links that still greet, by the end of both routing ids.
         self._zap: curve.Zap | None = None
 
     def listen(self, listen: str) -> str:
@@ -115,7 +113,7 @@ class Acceptor:
         """The accepted connection that an item came over, and the host at its other end."""
         try:
             fd = frames[-1].get(zmq.SRCFD)
-        except (IndexError, zmq.ZMQError):  # No frame, or a frame from a libzmq before 3.0.
+        except (IndexError, zmq.ZMQError):  # No frame, or bytes as of a libzmq before 3.0.
             return None, "?"
         self._sockets.read_monitor(port)  # If another connection had `fd` before, its end is known then.
         ended = (gone for gone in port.lost if isinstance(gone, Accepted) and gone.fd == fd and not gone.conn)

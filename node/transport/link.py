@@ -86,7 +86,7 @@ class PeerLink:
     untried: list[Endpoint] = field(default_factory=list)  # Other addresses of the name that we dialled.
     key: str = ""  # The key that the other end has proved to hold.
     spare: bool = False  # The other end has said Bye to it because another link is there.
-    drains: bool = False  # We have, for that reason: what the other end sent until then is still for us.
+    drains: bool = False  # We have said Bye for that reason: what was sent until then is still for us.
     invited: bool = False  # By an invite's key: it may introduce somebody, and nothing else.
     state: LinkStage = LinkStage.GREETING
     control: Conn | None = None

@@ -57,9 +57,7 @@ class Strangers:
         self._by_host: Counter[str] = Counter()
         # By host: connections that were refused by key, and have not ended yet.
         self._turned_away: Counter[str] = Counter()
-        self._credit: dict[
-            str, tuple[float, float]
-        ] = {}  # By host: failures that it may still have, and as of when.
+        self._credit: dict[str, tuple[float, float]] = {}  # By host: failures it may still have, as of when.
 
     def __len__(self) -> int:
         return len(self._waiting)
