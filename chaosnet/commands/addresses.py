@@ -37,7 +37,8 @@ def of_node_and(name: str, kind: Expecting, node: str = "ADDRESS") -> Callable[[
     """Adds two arguments as one, `both`: the address of a node, which may be left out, and another.
 
     Args:
-        name, node: What people call the other one, and the node's address. As ADDRESS any of its cluster will do.
+        name: What help and errors call the other argument.
+        node: What they call the node's. "ADDRESS" means its cluster, so that by default any member here will do.
     """
 
     def found(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, Any]:

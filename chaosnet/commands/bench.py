@@ -57,7 +57,7 @@ BENCHMARKS = {
 class Benchmarks(click.Group):
     """Imports a benchmark (and torch) only when it is to run.
 
-    `chameleon-fig8` is `fig8_command` of the module `chameleon`; `join` is `join_command` of its own, or `command`.
+    `chameleon-fig8` is `fig8_command` of the module `chameleon`; `join` is `join_command` of `join`, else `command`.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -78,7 +78,7 @@ class Benchmarks(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Told to end, it takes along what it has made: processes, namespaces."""
+        """Run it; SIGTERM ends it as Ctrl+C does, so that it removes its processes and namespaces."""
         from ..netem.backend import TestbedError
         from ..terminal.progress import going_on
         from ..trials.node_processes import sigterm_as_ctrl_c

@@ -1,4 +1,4 @@
-"""A cluster in plain data: who trains in which pipelines, on what, over which links."""
+"""The file that `chaosnet plan` reads: which workers train in which pipelines, on what machines, over which links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..simulator.scenario import Capacity, Positive, Whole
 
 
 class MachineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is special about a worker."""
+    """What differs for a worker: speed (1: as in the profile), memory, and its network card, each way."""
 
     speed: Positive = 1.0
     memory_gib: Capacity | None = None
@@ -21,7 +21,7 @@ class MachineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MeasuredLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
-    """One way."""
+    """The rate between two workers, one way."""
 
     source: str
     to: str
@@ -31,9 +31,15 @@ class MeasuredLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys of the file.
 
-    `pipelines`: workers in the order of their stages. `layers`: by pipeline, layers of each stage; default: even.
-    `micro_batches`: of all pipelines together, of `samples` each. `memory_gib`, `rate_gbps`: where nothing else is
-    said. `between_faults_hours`: expected.
+    Attributes:
+        pipelines: Workers in the order of their stages.
+        micro_batches: Of a step, over all pipelines, with `samples` each.
+        layers: By pipeline, the number of layers of each stage; default: even.
+        idle: Workers in no pipeline.
+        workers: What differs for a worker, by name.
+        memory_gib, rate_gbps: Of workers and links for which nothing else is said.
+        links: Measured rates.
+        between_faults_hours: The expected time between two faults.
     """
 
     pipelines: tuple[tuple[str, ...], ...]
@@ -49,10 +55,11 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(data: object, layers: int, name: str = "cluster") -> tuple[Cluster, State, float]:
-    """The cluster, how it trains a model of so many layers, and seconds expected between faults.
+    """The cluster, how it trains a model of so many layers, and the expected seconds between faults.
 
     Args:
-        data: as YAML or JSON gives it.
+        data: The file's content, as YAML or JSON gives it.
+        name: The file, for errors.
     Raises: ConfigError that names the key, the value and what was expected; PlanInfeasible for another model.
     """
     try:

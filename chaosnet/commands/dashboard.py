@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..page.feed import Feed
     from ..page.server import PageServer
 
-USUAL_PORT = 8088  # Where the page is if nobody says anything; where that is taken, at any free one.
+USUAL_PORT = 8088  # Of the page without --listen; if it is taken, any free one.
 
 
 @click.command(short_help="Show a running cluster in a browser.")

@@ -23,7 +23,10 @@ from . import cluster_file
 
 
 def explain(cluster_path: Path, profile_name: str, failed: Sequence[str], as_json: bool) -> None:
-    """Print the choice. Raises: ConfigError for a file or a name, PlanInfeasible if there is no way to go on."""
+    """Print how the cluster would go on without the workers `failed`, and why.
+
+    Raises: ConfigError for a bad file or name, PlanInfeasible if there is no way to go on.
+    """
     profile = profile_named(profile_name)
     data = read_yaml(cluster_path)
     cluster, state, between_s = cluster_file.read(data, len(profile.layers), str(cluster_path))

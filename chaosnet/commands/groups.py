@@ -6,7 +6,7 @@ import click
 
 
 class Unsorted(click.Group):
-    """Lists commands in the order in which one meets them."""
+    """Lists commands in the order in which they were added, not by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

@@ -16,7 +16,7 @@ from ..settings.options import Amount, Expecting
 from .node_lines import NodeLines
 from .node_options import as_environment, node_options_but
 
-# What a launch decides for each node, or that its hosts may not share.
+# Settings without an option here: a launch decides them for each node, or hosts must not share them.
 DECIDED = (
     "listen", "join", "cluster_name", "found", "new", "name", "links", "allowed_keys", "key", "dashboard",
     "resume_from",
@@ -24,6 +24,8 @@ DECIDED = (
 
 
 class Environment(Expecting):
+    """A variable for the script, as (name, value)."""
+
     name = "NAME[=VALUE]"
     expected = "NAME=VALUE; or NAME, with the value that it has here"
 

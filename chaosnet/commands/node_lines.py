@@ -1,4 +1,4 @@
-"""The output of processes on several nodes, on one screen: each line after its node's name, an event of all once."""
+"""Shows the output of several nodes on one screen: each line after its node's name, an event that all print once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import IO, TextIO
 
-NOTICE = re.compile(
-    r"\[chaosnet\] step \d+: "
-)  # As chaosnet/script/teller.py prints what happens in the cluster.
-EVENT = {"step": int, "event": str, "subject": str, "detail": str}  # What a notice has as JSON.
+# How chaosnet/script/teller.py prints what happens in the cluster; and the fields, if it prints JSON.
+NOTICE = re.compile(r"\[chaosnet\] step \d+: ")
+EVENT = {"step": int, "event": str, "subject": str, "detail": str}
 EVENTS_KEPT = 1_000
-LAST_WORDS_S = 2.0  # What a node has started may hold its pipe for longer than it lives.
+LAST_WORDS_S = 2.0  # What a node has started may hold the node's pipe for longer than the node lives.
 
 
 class NodeLines:
-    """From several threads.
+    """Shows lines of several nodes; may be called from several threads.
 
     Args:
-        nodes: all that there are.
-        on_closed: called when nobody reads any more what is shown (`| head`), or it cannot be written.
+        nodes: The names of all.
+        on_closed: Called when what is shown cannot be written, or nobody reads it any more (`| head`).
     """
 
     def __init__(self, nodes: Iterable[str], on_closed: Callable[[OSError], None] = lambda _: None) -> None:
@@ -34,7 +33,7 @@ class NodeLines:
         self._readers: list[threading.Thread] = []
 
     def read(self, node: str, pipe: IO[bytes], to: TextIO) -> None:
-        """Pass on what comes, until it ends."""
+        """Show the lines of a pipe until it ends, in a thread of its own."""
         reader = threading.Thread(
             target=self._pass_on, args=(node, pipe, to), name=f"lines-{node}", daemon=True
         )
@@ -42,12 +41,12 @@ class NodeLines:
         reader.start()
 
     def close(self) -> None:
-        """Once the processes have ended."""
+        """Wait for the last lines; to be called once the processes have ended."""
         for reader in self._readers:
             reader.join(LAST_WORDS_S)
 
     def line(self, node: str, line: str) -> str:
-        """As it is shown; "" for an event that another node has told of."""
+        """The line as it is shown; "" for an event that another node has printed already."""
         event = event_of(line)
         if event is not None:
             if event in self._told:
@@ -58,14 +57,14 @@ class NodeLines:
         return f"{node:<{self._width}} | {line.rstrip()}\n"
 
     def tell(self, node: str, line: bytes, to: TextIO) -> None:
-        """Pass on one line."""
+        """Show one line."""
         with self._turn:
             to.write(self.line(node, line.decode(errors="replace")))
             to.flush()
 
     def _pass_on(self, node: str, pipe: IO[bytes], to: TextIO) -> None:
         with pipe:
-            for line in pipe:  # To the end, or the node would get stuck at its full pipe.
+            for line in pipe:  # Also when nothing can be shown: the node would wait at a full pipe.
                 try:
                     self.tell(node, line, to)
                 except OSError as error:
@@ -75,7 +74,7 @@ class NodeLines:
 
 
 def event_of(line: str) -> object | None:
-    """What all nodes tell alike: the line of a notice, or its fields in a line of JSON; None for other lines."""
+    """What is equal for an event on all nodes: the line, or its fields if it is JSON; None if it is no event."""
     if NOTICE.match(line):
         return line.rstrip()
     if not line.startswith("{"):
@@ -84,6 +83,6 @@ def event_of(line: str) -> object | None:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    # Scripts print JSON, too: it may have some of these words, and anything behind them.
+    # Scripts print JSON, too, which may have some of these fields, with values of any type.
     event = tuple(found.get(name) for name in EVENT)
     return event if all(map(isinstance, event, EVENT.values())) else None

@@ -13,11 +13,12 @@ from ..settings.table import SETTINGS, Setting
 
 Command = Callable[..., None]
 
-WITHOUT_KEY = "Ask without a key, even if `chaosnet keygen` has made one."  # A client opens no port.
+# Clients open no port, of which the setting's own help speaks.
+WITHOUT_KEY = "Ask without a key, even if `chaosnet keygen` has made one."
 
 
 def help_of(setting: Setting) -> str:
-    """What `--help` says. The default is said of options that take a value and are not repeated."""
+    """What `--help` says; with the default, if the option takes one value."""
     text = setting.option_help or setting.help
     if isinstance(setting.check, Switch | PeerNames) or not setting.shown_default:
         return text
@@ -25,7 +26,7 @@ def help_of(setting: Setting) -> str:
 
 
 def option_of(setting: Setting, **how: Any) -> Callable[[Command], Command]:
-    """The option, under the setting's name."""
+    """The option of a setting, with its name for the parameter. `how`: more arguments of click.option."""
     several, flag = isinstance(setting.check, PeerNames), isinstance(setting.check, Switch)
     return click.option(
         setting.option,
@@ -44,7 +45,7 @@ def node_options(command: Command) -> Command:
 
 
 def keyed(command: Command) -> Command:
-    """Adds the options that say which key to show; the command need not take them."""
+    """Adds --key and --insecure, which go into the environment and not to the command's function."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         into_environment({str(param.name): value})
@@ -61,12 +62,12 @@ def node_options_but(*names: str) -> Callable[[Command], Command]:
 
 
 def into_environment(given: Mapping[str, Any]) -> None:
-    """What was said, by the names of settings, as the environment says it."""
+    """Set the environment variables of these settings, which are given by name."""
     os.environ.update(as_environment(given))
 
 
 def as_environment(given: Mapping[str, Any]) -> dict[str, str]:
-    """The same, by variables."""
+    """Environment variables, with text, that say the same as these settings, without those that are not set."""
     found = {}
     for name, value in given.items():
         setting = SETTINGS[name]
@@ -81,7 +82,7 @@ def as_environment(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with(command: Command, options: Iterable[Callable[[Command], Command]]) -> Command:
-    """In the order in which --help lists them: a decorator above another comes first."""
+    """Add options so that --help lists them in this order: click lists the one added last first."""
     for add in reversed([*options]):
         command = add(command)
     return command

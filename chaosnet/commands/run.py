@@ -16,7 +16,7 @@ from .node_options import into_environment, node_options
 
 
 class Lasting(click.ClickException):
-    """What a supervisor need not try again: its exit code is that of wrong usage."""
+    """An error that another try would meet, too: its exit code, that of wrong usage, says so to a supervisor."""
 
     exit_code = 2
 

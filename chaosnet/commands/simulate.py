@@ -10,7 +10,7 @@ from ..settings.options import Amount, NodeRange, PerSecond, Whole
 from ..terminal.outputs import OutputFile, json_option
 
 MAX_CRASH_NODES = 5  # As in simulator/crash_points.py: there are tens of thousands of points for more.
-# What `chaosnet simulate` can run, and what may be said with it.
+# By the option that says what to run: the options that may go with it.
 SIMULATED = {
     "--schedules": ("--from", "--nodes", "--hard", "--rates", "--far", "--tensors", "--parts", "--json"),
     "--seed": ("--nodes", "--hard", "--rates", "--far", "--tensors", "--parts", "--trace"),
@@ -22,7 +22,7 @@ SIMULATED = {
 
 
 def _check_simulated(ctx: click.Context) -> None:
-    """One thing to run, and nothing that does not belong to it."""
+    """Raises: click.UsageError unless there is one thing to run, and only options that go with it."""
     given = [
         max(param.opts, key=len)
         for param in ctx.command.params

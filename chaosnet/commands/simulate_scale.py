@@ -11,12 +11,12 @@ from ..simulator.scale import CHURN, KINDS, EventCost, Findings, ScaleRun
 from ..terminal.outputs import write_json
 
 TELL_EVERY_S = 10.0
-STEP_S = 0.5
+STEP_S = 0.5  # Virtual.
 COLUMNS = "{:<16}{:>7}{:>10}{:>14}{:>15}{:>12}{:>13}{:>11}{:>11}"
 
 
 def run_scale(nodes: int, churn_per_s: float, hours: float, seed: int, report: Path | None) -> None:
-    """Simulate, telling how far it is, and print what each kind of event has cost. Ctrl+C: what was found so far."""
+    """Simulate, and print what each kind of event has cost; after Ctrl+C, what was found so far."""
     seconds = 3600 * hours
     click.echo(
         f"{nodes} nodes, steps of {STEP_S:g} s: one each of {', '.join(KINDS)}; then {seconds:g} s of virtual"

@@ -17,11 +17,14 @@ from ..terminal.outputs import write_json
 from ..terminal.progress import followed
 
 PARTS = 72
-"""Of the time in a picture."""
+"""Parts of the time, of which a picture shows the averages."""
 
 
 def run_scenario(path: Path, seeds: int | None, report: Path | None, picture: Path | None) -> None:
-    """Raises: ConfigError for a file that is no scenario, PlanInfeasible for one that cannot begin."""
+    """Run a scenario and print a table; `report` gets it as JSON, `picture` the first run.
+
+    Raises: ConfigError for a file that is no scenario, PlanInfeasible for one that cannot begin.
+    """
     scenario = load(path)
     if seeds is not None:
         scenario = msgspec.structs.replace(scenario, seeds=seeds)
@@ -35,7 +38,7 @@ def run_scenario(path: Path, seeds: int | None, report: Path | None, picture: Pa
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table of averages and ratios."""
+    """Print a table of averages and ratios."""
     table = Table(title=f"{found['scenario']}, {found['seeds']} runs", title_justify="left", box=None)
     for name in ("system", "samples/s", "chaosnet is", "stands still", "recoveries a run"):
         table.add_column(name, justify="left" if name in ("system", "recoveries a run") else "right")
@@ -48,7 +51,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def draw(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]], picture: Path) -> None:
-    """Workers and throughput over time, of the first run; averages of parts, or drops to zero would hide the rest."""
+    """Draw workers and throughput of the first run; in averages, as single drops to zero would hide the rest."""
     import matplotlib
 
     matplotlib.use("Agg")

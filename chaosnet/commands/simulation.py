@@ -1,4 +1,4 @@
-"""`chaosnet simulate`: lives of a virtual cluster, at random, crash by crash, or with a core broken on purpose."""
+"""What `chaosnet simulate` runs: random lives of a virtual cluster, crash points, and cores broken on purpose."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..simulator.random_run import LifeOptions, RandomRun, Violation
 from ..terminal.outputs import write_json
 
 TELL_EVERY_S = 5.0
-LIVES_OF_COVERAGE = 10_000  # Fewer do not come by all there is: what they lack says nothing.
-NAMED = 5  # Crash points of each negotiation that were not reached.
+LIVES_OF_COVERAGE = 10_000  # Fewer lives miss rare states by chance, so what they miss is not listed.
+NAMED = 5  # Crash points, not reached, that are named for each negotiation.
 
 
 class SimulationFailed(ChaosnetError):
@@ -29,9 +29,11 @@ class SimulationFailed(ChaosnetError):
 
 
 def run_seeds(first: int, schedules: int, report: Path | None, options: dict[str, Any]) -> None:
-    """Run seeds first, first + 1, ... on all cores; tell what they did. Raises: SimulationFailed.
+    """Run seeds first, first + 1, ... on all processors, and print what they did.
 
-    `options`: those of `LifeOptions`.
+    Args:
+        options: Those of `LifeOptions`.
+    Raises: SimulationFailed if a run broke a rule, KeyboardInterrupt, after a summary, for Ctrl+C.
     """
     started_s, tell = time.monotonic(), _Teller()
     so_far, told = [Summary(LifeOptions(**options))], set[int]()
@@ -111,7 +113,7 @@ def _found(summary: Summary, first: int, seconds: float) -> dict[str, Any]:
 
 
 def replay_seed(seed: int, trace: Path | None, options: dict[str, Any]) -> None:
-    """Run one seed and tell, or write, its story. Raises: SimulationFailed."""
+    """Run one seed, and write its story to `trace` if that is given. Raises: SimulationFailed with the story."""
     life = RandomRun(seed, LifeOptions(**options), trace is not None)
     try:
         outcome = life.run()
@@ -123,7 +125,7 @@ def replay_seed(seed: int, trace: Path | None, options: dict[str, Any]) -> None:
 
 
 def run_crash_points(nodes: tuple[int, int], seeds: int, restart: bool, report: Path | None) -> None:
-    """Crash at every message of every negotiation; tell how many there were. Raises: SimulationFailed."""
+    """Crash at every message of every negotiation; print how many there were. Raises: SimulationFailed."""
     started_s, tell = time.monotonic(), _Teller()
     points = enumerate_points(range(nodes[0], nodes[1] + 1), range(seeds), restart=restart)
 
@@ -170,7 +172,10 @@ def run_crash_points(nodes: tuple[int, int], seeds: int, restart: bool, report: 
 
 
 def replay_point(name: str, trace: Path | None) -> None:
-    """Play one crash point and tell, or write, its story. Raises: SimulationFailed, ConfigError."""
+    """Play one crash point, and write its story to `trace` if that is given.
+
+    Raises: SimulationFailed with the story, ConfigError for a name of none.
+    """
     point, stages = point_named(name), list[Any]()
     try:
         play(point, stages.append, record=trace is not None)
@@ -205,7 +210,7 @@ def _write_trace(trace: Path | None, lines: Callable[[], list[str]]) -> None:
 
 
 class _Teller:
-    """Says how far it is, now and then."""
+    """Prints a line on progress, at most once in TELL_EVERY_S."""
 
     def __init__(self) -> None:
         self.told_s = time.monotonic()

@@ -46,7 +46,7 @@ def status(address: str, as_json: bool, history: bool, wide: bool, watch: bool) 
 
 
 def _json(found: Status, indent: int) -> str:
-    """`indent`: of a line; -1: all on one."""
+    """The status as JSON text. `indent`: spaces; -1: all on one line."""
     import msgspec
 
     from ..protocols.status import to_json

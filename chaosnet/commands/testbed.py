@@ -41,12 +41,12 @@ BACKENDS: dict[str, type[Netns] | type[RelayTestbed] | type[Docker]] = {
     "relay": RelayTestbed,
     "docker": Docker,
 }
-OWN = (Netns, RelayTestbed)  # Back ends that make the nodes as well.
+OWN = (Netns, RelayTestbed)  # Back ends that make the nodes, too; Docker finds them running.
 OWN_HELP = "netns: network namespaces (root); relay: a process that relays, without root"
 DRY_RUN = "dry-run"
 POLL_S = 0.05
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # Told to end, or the terminal is closed.
-LEAVE_S = 5.0  # After Ctrl+C; then is told how to end what stays.
+LEAVE_S = 5.0  # For programs to leave after Ctrl+C; then we say how to kill those that stay.
 SHAPES: dict[str, Callable[..., Topology]] = {
     "ring": ring,
     "line": line,
@@ -58,7 +58,7 @@ SHAPES: dict[str, Callable[..., Topology]] = {
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Of the testbed, as the command line tells them."""
+    """Raise a TestbedError of the block as a ConfigError, which the command line prints without a traceback."""
     try:
         yield
     except TestbedError as error:
@@ -153,29 +153,29 @@ def up(topology: Path, name: str, backend: str, routes: bool) -> None:
 
 
 def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Backend:
-    """What another back end has made under this name goes first, once it is certain that this one can be made.
+    """Make a testbed. One of this name is removed first, once it is certain that this one can be made.
 
-    Nobody else is to change it meanwhile (store.alone).
+    The caller holds `store.alone(name)`.
     """
     made = BACKENDS[backend](name, topology, routes)
     made.check(topology)
     store.make_folder()
     there = _opened(name) if name in store.saved() else made
-    # Before its programs are ended, or the run that has made it would take down what is made now.
+    # Before its programs end: the run that has made it would take down, at its end, what is made now.
     store.forget(name)
     if there.kind != made.kind:
         there.down()
     made.up(topology)
     try:
         store.save(made)
-    except BaseException:  # What nobody remembers would stay for good.
+    except BaseException:  # A testbed that is not saved would stay for good.
         made.down()
         raise
     return made
 
 
 def _opened(name: str) -> Backend:
-    """A testbed that is up."""
+    """A testbed that is up, as it was saved. Raises: TestbedError."""
     saved, topology = store.load(name)
     made = BACKENDS[saved.backend](name, topology, saved.routes)
     made.cuts |= set(saved.cuts)
@@ -185,7 +185,7 @@ def _opened(name: str) -> Backend:
 
 @contextmanager
 def _changing(name: str) -> Iterator[Backend]:
-    """A testbed that is up; what becomes of it is remembered, also where two commands change it at once."""
+    """A testbed that is up, to be changed inside the block, and saved. Of two commands at once, one waits."""
     with store.alone(name):
         made = _opened(name)
         yield made
@@ -193,9 +193,9 @@ def _changing(name: str) -> Iterator[Backend]:
 
 
 def _down(name: str) -> int:
-    """Also what a crashed run has left, that nothing is saved of, or nothing that can be read.
+    """Remove a testbed, also one that a crashed run has left with no record, or none that can be read.
 
-    Nobody else is to change it meanwhile.
+    The caller holds `store.alone(name)`. Returns: how many nodes were removed.
     """
     left: list[Backend] = []
     try:
@@ -213,7 +213,7 @@ def ls() -> None:
     for name in store.saved():
         try:
             made = _opened(name)
-        except TestbedError as error:  # The others are told all the same.
+        except TestbedError as error:  # The others are listed all the same.
             click.echo(f"{name}: {error}")
             continue
         nodes, alive = len(made.topology.nodes), made.alive()
@@ -265,9 +265,9 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
     wanted, lost, codes = Topology.read(topology), list[OSError](), [0]
 
     def nobody_reads(error: OSError) -> None:
-        """Who no longer reads (`| head`) wants no more: as by SIGTERM, the programs get the time to leave."""
+        """End as by SIGTERM if nobody reads the output any more (`| head`): programs get time to leave."""
         lost.append(error)
-        if error.errno != errno.EIO:  # Of a terminal that is gone: SIGHUP has told them.
+        if error.errno != errno.EIO:  # EIO: the terminal is gone, and SIGHUP has told the programs.
             os.kill(os.getpid(), signal.SIGTERM)
 
     with sigterm_as_ctrl_c(signal.SIGHUP):
@@ -281,7 +281,7 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
             if not lost:
                 raise
         finally:
-            # Not if somebody has taken it down: the name may be another run's by now.
+            # If somebody has taken the testbed down, the name may be another run's by now.
             with _undisturbed(), store.alone(name):
                 if name in store.saved() and _opened(name).id == made.id:
                     _down(name)
@@ -293,9 +293,9 @@ def run_(topology: Path, command: tuple[str, ...], name: str, backend: str, rout
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Another Ctrl+C would leave nodes behind: what is removed is removed to the end, which takes seconds at most.
+    """Ignore Ctrl+C and signals to end inside the block: half a removal would leave nodes behind.
 
-    What is started meanwhile does not hear of it either.
+    A removal takes seconds at most. Processes that are started meanwhile ignore them, too.
     """
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *ENDINGS)}
     try:
@@ -315,7 +315,7 @@ def _check_free(name: str) -> None:
 
 
 def _started(made: Backend, node: str, command: Sequence[str], lines: NodeLines) -> subprocess.Popen[bytes]:
-    """Its lines are told. Python's as they come: into a pipe it prints by the page."""
+    """Start `command` on a node, and show its lines; Python's at once, as it would write to a pipe in blocks."""
     process = made.start(
         node, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONUNBUFFERED": "1"}
     )
@@ -326,14 +326,17 @@ def _started(made: Backend, node: str, command: Sequence[str], lines: NodeLines)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Until all have ended. Ctrl+C reaches them as well, and the rest is handed on: they get the time to leave."""
+    """Wait until all have ended. Returns: their exit codes.
+
+    Ctrl+C reaches them by itself, and other signals to end are handed on: so all get time to leave.
+    """
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         for each in processes:
             each.send_signal(number)
 
     for number in ENDINGS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # As nohup wants it.
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has them ignored.
             signal.signal(number, hand_on)
     try:
         return _codes(processes)
@@ -346,9 +349,9 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _codes(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Once all have ended.
+    """Exit codes, once all have ended.
 
-    A signal that comes just before a call that waits for ever is heard at the end of that call: so none does.
+    Polled: of a signal that comes just before a call that waits, Python would hear only when that call returns.
     """
     while any(process.poll() is None for process in processes):
         time.sleep(POLL_S)
@@ -356,7 +359,7 @@ def _codes(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _exit_code(codes: Sequence[int]) -> int:
-    """The worst of several; of a program that a signal has ended, what a shell tells: 137 after SIGKILL."""
+    """The largest; that of a program which a signal has ended is what a shell makes of it: 137 for SIGKILL."""
     return max(128 - code if code < 0 else code for code in codes)
 
 
@@ -410,7 +413,7 @@ def trace(file: Path, name: str) -> None:
     started_s = time.monotonic()
     for due_s, changes in Trace.read(file, _opened(name).topology).moments():
         time.sleep(max(0.0, started_s + due_s - time.monotonic()))
-        with _changing(name) as made:  # Others may have changed it since the last moment.
+        with _changing(name) as made:  # Anew each time: others may have changed it meanwhile.
             began_s = time.monotonic()
             for each in changes:
                 if each.field == CUT:

@@ -66,7 +66,7 @@ def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) 
 
 
 def _without_settings(*but: str) -> None:
-    """What the environment says is about the user's own nodes: with their CHAOSNET_CLUSTER, ours would join them."""
+    """Drop settings from the environment. They are for the user's nodes: ours would join their CHAOSNET_CLUSTER."""
     for each in SETTINGS.values():
         if each.name not in but:
             os.environ.pop(each.variable, None)

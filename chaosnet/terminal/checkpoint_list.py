@@ -19,7 +19,7 @@ from .tables import size
 
 
 def rows(folder: Path, verify: bool) -> list[dict[str, Any]]:
-    """One checkpoint a row, oldest first. `problem`: what keeps it from being loaded, or "".
+    """One dict per checkpoint, by step. `problem`: what keeps it from being loaded, or "".
 
     Args:
         verify: Compare every tensor with its hash; else only indexes and sizes of files.
@@ -58,7 +58,7 @@ def _problem(checkpoint: Checkpoint, verify: bool) -> str:
 
 
 def show(folder: Path, found: list[dict[str, Any]]) -> None:
-    """As a table."""
+    """Print these rows as a table."""
     screen = console()
     if not found:
         screen.print(f"no checkpoints in {folder}")

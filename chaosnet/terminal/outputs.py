@@ -17,9 +17,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class OutputFile(click.Path):
-    """A file to be written in the end, perhaps after hours: whether it can be is looked at before anything begins.
+    """A file that a command writes at its end, perhaps after hours: whether it can is checked before it begins.
 
-    Folders that lead to it are made.
+    Folders that lead to the file are made.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class OutputFile(click.Path):
 
 
 class PictureFile(OutputFile):
-    """Its ending says what kind of picture it is."""
+    """A picture to be written; the ending of its name says of what kind."""
 
     ENDINGS: ClassVar = (".png", ".pdf", ".svg")
 
@@ -51,7 +51,7 @@ class PictureFile(OutputFile):
 
 
 def plot_option(name: str, help: str) -> Callable[[Command], Command]:
-    """--plot FILE, which needs an extra: that is said before anything begins. `name`: of the argument."""
+    """The option --plot FILE, as parameter `name`. Without the extra for plots, the command ends before it begins."""
 
     def look(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
         if value is not None:
@@ -65,6 +65,6 @@ json_option = click.option("--json", "json_file", type=OutputFile(), help="Write
 
 
 def write_json(file: Path | None, found: Any) -> None:
-    """For people and programs; nothing without a file."""
+    """Write `found` as JSON; does nothing without a file."""
     if file is not None:
         file.write_text(json.dumps(found, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line now and then in a pipe, nothing for short work."""
+"""Shows progress of long work: a bar on a terminal, a line now and then in a pipe, nothing for short work."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rich.progress import (
 )
 
 Item = TypeVar("Item")
-FIRST_S = 2.0
-EVERY_S = 10.0  # From one line to the next, where it is no terminal.
+FIRST_S = 2.0  # Work that takes less shows nothing.
+EVERY_S = 10.0  # From one line to the next, in a pipe.
 
 
 def line(what: str, done: int, total: int, seconds: float) -> str:
-    """For a pipe. What is left is guessed from what is done."""
+    """The line for a pipe; the time left is guessed from the items that are done."""
     left = f", about {seconds / done * (total - done):,.0f} s left" if done else ""
     return f"{done:,} of {total:,} {what} in {seconds:,.0f} s{left}"
 
@@ -39,11 +39,11 @@ def followed(
     first_s: float = FIRST_S,
     in_pipe: bool = True,
 ) -> Iterator[Item]:
-    """The `items` as they come. People read on stderr how many have, from `first_s` on.
+    """The `items`, as they come. From `first_s` on, stderr (or `console`) shows how many have come.
 
     Args:
-        what: They are, for people: "runs".
-        in_pipe: Are there lines, where it is no terminal?
+        what: What they are, for people: "runs".
+        in_pipe: Print lines if it is no terminal? Else nothing is shown there.
     """
     shown, count, ended = console or Console(stderr=True, highlight=False), [0], threading.Event()
     began_s = time.monotonic()
@@ -87,9 +87,9 @@ def followed(
 
 @contextmanager
 def going_on(what: str, console: Console | None = None, first_s: float = FIRST_S) -> Iterator[None]:
-    """On a terminal people see, from `first_s` on, that `what` goes on, and since when, below what it prints."""
+    """From `first_s` on, a terminal shows, below all other output, that `what` goes on, and for how long."""
     shown, ended = console or Console(highlight=False), threading.Event()
-    # Else what is printed would change places.
+    # rich prints what goes to stdout and stderr to its own console meanwhile: a file would get nothing of it.
     if not (console or (shown.is_terminal and sys.stderr.isatty())):
         yield
         return

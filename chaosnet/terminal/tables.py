@@ -19,21 +19,21 @@ from ..protocols.sentences import STYLES, counted, printable, sentence
 from ..protocols.status import LinkRow, MemberRow, Status
 from .told_pipelines import how_safe, pace
 
-ABSENT = "-"
-UNBOUNDED = 10_000
+ABSENT = "-"  # For what is not known.
+UNBOUNDED = 10_000  # Columns of a screen that nothing is left out of.
 LOOK: dict[str, Any] = {
     "title_justify": "left", "title_style": "bold", "expand": False, "box": box.SIMPLE_HEAD, "pad_edge": False,
     "padding": (0, 1, 0, 0), "show_edge": False,
 }  # fmt: skip
-GAP = 2  # Between two columns.
-NAME_CHARS = 17  # Of a node's, where room is short.
-NAMED = 3  # Of many.
+GAP = 2  # Blanks between two columns.
+NAME_CHARS = 17  # Of a node's name, where room is short.
+NAMED = 3  # Of many names, so many are shown.
 
 
 def cluster(status: Status, wide: bool = False) -> RenderableType:
-    """All of it: one line on the cluster, members, links, steps if it has them, what happened lately.
+    """The whole status: a headline, then tables of members, links, steps (if it has the history) and events.
 
-    `wide`: with names in full, and where each node is reached.
+    `wide`: with full names, neighbours and addresses.
     """
     return Printable(
         Group(
@@ -50,7 +50,7 @@ def cluster(status: Status, wide: bool = False) -> RenderableType:
 
 
 class Printable:
-    """The same for a terminal, whatever nodes call themselves."""
+    """The same without control characters, which names that nodes give themselves may have."""
 
     def __init__(self, shown: RenderableType) -> None:
         self.shown = shown
@@ -104,20 +104,20 @@ def metrics(found: Mapping[str, float | None]) -> list[str]:
 
 
 def figure(value: float) -> str:
-    """Of a metric: as many digits as say something, also where a loss has become small, or is large."""
+    """A metric's value with enough digits, also where it is small, or large."""
     return f"{value:.4f}" if not value or 0.01 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Of a table that leaves out what does not fit."""
+    """A column of a `Fitting`."""
 
     name: str
     justify: Literal["left", "right"] = "left"
 
 
 class Fitting:
-    """A table without those of its last columns for which there is no room. `least`: so many stay."""
+    """A table that leaves out its last columns if there is no room for them, but always shows the first `least`."""
 
     def __init__(
         self, title: str, columns: Sequence[Column], rows: Sequence[Sequence[Text | str]], least: int
@@ -131,18 +131,18 @@ class Fitting:
         yield self.of(count)
 
     def width(self, count: int) -> int:
-        """Of its first `count` columns: what rich would say, which takes longer than to draw them."""
+        """The width of its first `count` columns. rich would say the same, but takes longer than to draw them."""
         shown = [[column.name for column in self.columns], *self.rows]
         widths = (max(cell_len(str(row[place])) for row in shown) for place in range(count))
         return sum(widths) + GAP * (count - 1)
 
     def of(self, count: int) -> Table:
-        """With its first `count` columns."""
+        """The table with its first `count` columns."""
         table = Table(title=self.title, **LOOK)
         for column in self.columns[:count]:
             table.add_column(column.name, justify=column.justify, no_wrap=True)
         for row in self.rows:
-            # A name may have what rich takes for markup.
+            # As Text, since a name may contain what rich takes for markup.
             table.add_row(*(each if isinstance(each, Text) else Text(each) for each in row[:count]))
         return table
 
@@ -173,7 +173,7 @@ def members(status: Status, wide: bool = False) -> Fitting:
 
 
 def _member_cells(row: MemberRow, scheduler: str, battery: bool, idle: bool, wide: bool) -> list[Text | str]:
-    # A new scheduler hears its first reports within a second.
+    # A new scheduler has no report of a node for up to a second.
     told = is_here(row) and row.report_age_s is not None
     around = ", ".join(row.neighbors) or ABSENT
     return [
@@ -234,7 +234,7 @@ def links(status: Status, wide: bool = False) -> Fitting:
 
 
 def steps(status: Status) -> list[Table]:
-    """What the script has averaged over the cluster in each, the newest last; nothing without the history."""
+    """A table of steps with the metrics of each, the newest last; [] if the status has no history."""
     table = Table(title="steps", title_justify="left", title_style="bold", expand=False, box=None)
     for name in ("time", "step", "seconds", "samples"):
         table.add_column(name, justify="right")
@@ -247,7 +247,7 @@ def steps(status: Status) -> list[Table]:
 
 
 def events(status: Status) -> Table:
-    """The newest last."""
+    """Events of the status, in its order: the newest last."""
     table = Table(title="recent events", title_justify="left", title_style="bold", expand=False, box=None)
     table.add_column("time")
     table.add_column("step", justify="right")
@@ -260,7 +260,7 @@ def events(status: Status) -> Table:
 
 
 def keys(status: Status) -> list[Text]:
-    """Members' addresses with their keys, a line each, to be copied; nothing of a cluster without keys."""
+    """Members' addresses with their keys, a line each, to be copied; [] for a cluster without keys."""
     named = {each: row.node for row in status.members for each in row.addresses if "@" in each}
     lines = [Text(f" {address}  {node}", no_wrap=True, overflow="ignore") for address, node in named.items()]
     return [Text("addresses with keys", style="bold"), *lines] if named else []
@@ -282,7 +282,7 @@ def cut(status: Status) -> list[Text]:
 
 
 def clock(time_s: float) -> str:
-    """The time, where it is shown; with the day, if that is not today."""
+    """The local time; with the day if that is not today."""
     at, now = time.localtime(time_s), time.localtime()
     year = "" if at.tm_year == now.tm_year else " %Y"
     return time.strftime("%H:%M:%S" if at[:3] == now[:3] else f"%d %b{year} %H:%M:%S", at)
@@ -307,7 +307,7 @@ def size(count: float) -> str:
 
 
 def measured(row: LinkRow) -> str:
-    """How long ago, and how: of the direction that is known for longer."""
+    """How long ago the rates were measured, and how: of the older of both directions."""
     ages = [(row.rate_age_s, row.rate_source), (row.rate_back_age_s, row.rate_back_source)]
     known = [(age_s, source) for age_s, source in ages if age_s is not None]
     if not known:

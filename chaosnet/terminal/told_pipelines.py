@@ -1,4 +1,4 @@
-"""What a status says of pipelines and of keepers of the state, prepared for those who show it; pure."""
+"""Parses what a status says of pipelines, and of who keeps which layers, for those who show it; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..protocols.status import Status
 
 @dataclass(frozen=True, slots=True)
 class StageTold:
-    """A node of a pipeline, and the first and the last of its layers. `gone`: others do its work for now."""
+    """A stage of a pipeline: its node, and its first and last layer. `gone`: others do its work for now."""
 
     node: str
     first: int
@@ -19,14 +19,14 @@ class StageTold:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTold:
-    """A pipeline. `micro_batches`: of a step; None if that is not told."""
+    """A pipeline. `micro_batches`: how many a step; None if that is not told."""
 
     stages: tuple[StageTold, ...]
     micro_batches: int | None
 
 
 def lines(told: str) -> list[PipelineTold]:
-    """Of "a 0-3 > b 4-7 x8 | ...". [] for what another chaosnet says in another way."""
+    """The pipelines of "a 0-3 > b 4-7 x8 | ..."; [] for a text in another form, as of another version."""
     found = []
     for line in told.split(" | ") if told else ():
         chain, _, count = line.rpartition(" x")
@@ -43,7 +43,7 @@ def lines(told: str) -> list[PipelineTold]:
 
 
 def micro_batches_per_s(status: Status, step_s: float | None) -> float | None:
-    """Of all pipelines together, if a step takes so long. None: that is not known, or there are none."""
+    """The rate of all pipelines together if a step takes `step_s`; None if that is unknown, or there are none."""
     counts = [line.micro_batches for line in lines(status.pipelines)]
     return sum(count or 0 for count in counts) / step_s if counts and step_s else None
 
@@ -63,16 +63,16 @@ def kept(status: Status) -> list[tuple[str, list[tuple[int, int]]]]:
 
 
 def _ranges(told: str) -> list[tuple[int, int]]:
-    """Of "0-2, 5"."""
+    """The ranges of "0-2, 5", as (first, last); [] for a text in another form."""
     found = []
     for part in told.split(", "):
         first, _, last = part.partition("-")
         if not (first.isdigit() and (last or first).isdigit()):
-            return []  # Of another chaosnet.
+            return []  # Of another version.
         found.append((int(first), int(last or first)))
     return found
 
 
 def how_safe(keepers: int) -> str:
-    """That many members keep the part of the state which the fewest do: what is to be said of that."""
+    """How safe the state is, for people. `keepers`: members that keep the layer which the fewest keep."""
     return f"each layer at {keepers} members or more" if keepers > 1 else "some layers at one member only"

@@ -27,8 +27,8 @@ from .top_story import RATE, Story
 
 WIDE = 130  # Columns from which on members, links and events are side by side.
 TERMINATED = 128 + signal.SIGTERM
-STOP_PATIENCE_S = 3.0  # A question takes 2 s at most.
-Watch = Callable[[Callable[[PeerUnreachable], None]], Iterator[Status]]  # Takes what hears of silence.
+STOP_PATIENCE_S = 3.0  # A question to a node takes 2 s at most.
+Watch = Callable[[Callable[[PeerUnreachable], None]], Iterator[Status]]  # Takes what to call on silence.
 
 KEYS = """\
 [b]q[/b]          quit
@@ -58,11 +58,11 @@ class Help(ModalScreen[None]):
 
 
 class Top(App[str]):
-    """Ends with what was wrong, if the cluster does not answer any more; with the code TERMINATED by SIGTERM.
+    """Ends with a text, and code 1, if the cluster does not answer any more; by SIGTERM with code TERMINATED.
 
     Args:
-        first: The cluster as it is, with the history.
-        watch: Tells how it goes on.
+        first: The cluster's status, with the history.
+        watch: Yields newer ones.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -96,14 +96,14 @@ class Top(App[str]):
     """
 
     class Heard(Message):
-        """The cluster, a moment later; None: it was silent."""
+        """A newer status; None if no node has answered, as `silence` says."""
 
         def __init__(self, status: Status | None, silence: str) -> None:
             super().__init__()
             self.status, self.silence = status, silence
 
     class Over(Message):
-        """The watch has ended, for that reason."""
+        """The watch has ended, for this reason."""
 
         def __init__(self, reason: str) -> None:
             super().__init__()
@@ -131,9 +131,9 @@ class Top(App[str]):
         yield Footer()
 
     def on_mount(self) -> None:
-        with contextlib.suppress(NotImplementedError):  # Windows has no such thing.
+        with contextlib.suppress(NotImplementedError):  # Windows has no signal handlers for loops.
             loop = asyncio.get_running_loop()
-            # By itself the signal would leave the terminal as it is: without an echo, and with a mouse that types.
+            # Without it, SIGTERM leaves the terminal as the screen needs it: no echo, and a mouse that types.
             loop.add_signal_handler(signal.SIGTERM, lambda: self.exit(return_code=TERMINATED))
         self._show()
         self._thread.start()
@@ -142,7 +142,7 @@ class Top(App[str]):
         self._over.set()
         self._thread.join(STOP_PATIENCE_S)
 
-    # --- the cluster; on a thread of its own ---
+    # --- on the thread that asks the cluster ---
 
     def _listen(self) -> None:
         try:
@@ -156,7 +156,7 @@ class Top(App[str]):
     def _hear(self, status: Status | None, silence: str) -> None:
         self.post_message(self.Heard(status, silence))
 
-    # --- on the screen's ---
+    # --- on the screen's thread ---
 
     def on_top_heard(self, told: Heard) -> None:
         said = self.query_one("#said", Static)
@@ -185,7 +185,7 @@ class Top(App[str]):
         self._show_curve()
 
     def _show_curve(self) -> None:
-        if self.shown_curve not in self.story.curves:  # Another cluster, whose script asks for other means.
+        if self.shown_curve not in self.story.curves:  # Another cluster's script averages other metrics.
             self.shown_curve = self.story.names[0]
         values = [*self.story.curves[self.shown_curve]]
         last = f"{values[-1]:,.0f}" if self.shown_curve == RATE else tables.figure(values[-1])
@@ -199,20 +199,20 @@ class Top(App[str]):
     # --- keys ---
 
     def action_links(self) -> None:
-        """Links in place of events, where there is no room for both."""
+        """Show links in place of events, or events again, where there is no room for both."""
         self.screen.toggle_class("links")
 
     def action_curve(self) -> None:
-        """The next one."""
+        """Show the next curve."""
         names = self.story.names
         self.shown_curve = names[(names.index(self.shown_curve) + 1) % len(names)]
         self._show_curve()
 
     def action_pause(self) -> None:
-        """What is shown stays, or goes on."""
+        """Freeze what is shown, or go on."""
         self.paused = not self.paused
         self._show()
 
     def action_help(self) -> None:
-        """Keys and columns."""
+        """Show what keys do, and what columns mean."""
         self.push_screen(Help())

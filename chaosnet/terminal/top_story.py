@@ -1,4 +1,4 @@
-"""What a watch of a cluster has told so far: events, and the curve of each figure. Pure."""
+"""What `chaosnet top` has heard of a cluster so far: events, and the curve of each metric. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ RATE = "samples/s"
 
 
 class Story:
-    """Fed with one status after the other; the first may have the history.
+    """Collects from one status after the other; the first may have the history.
 
     Attributes:
-        curves: By name of a metric, or RATE: its values, the newest last.
-        events: The newest last.
+        curves: By name of a metric, or RATE (samples/s): its values, the newest last.
+        events: What has happened, the newest last.
     """
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class Story:
     def _begin(self) -> None:
         self.curves: dict[str, deque[float]] = {RATE: deque(maxlen=VALUES_KEPT)}
         self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
-        self._step = -1  # The last one of which the metrics are known.
+        self._step = -1  # The last step whose metrics are known.
 
     def hear(self, status: Status) -> None:
-        """The cluster, a moment later; or another one at the same addresses, of which nothing is known yet."""
+        """Take a newer status. If it is another cluster's, at the same addresses, begin anew."""
         if status.cluster != self._cluster:
             self._cluster = status.cluster
             self._begin()
@@ -41,7 +41,7 @@ class Story:
         self.events.extend(event for event in status.events if event not in known)
 
     def _metrics(self, step: int, found: dict[str, float | None]) -> None:
-        """Of a step that is complete. What is not finite has no place on a curve."""
+        """Add the metrics of a complete step to their curves; None, for what is not finite, is left out."""
         if step <= self._step:
             return
         self._step = step
@@ -51,5 +51,5 @@ class Story:
 
     @property
     def names(self) -> list[str]:
-        """Of the curves: that of a loss first, then other metrics, then the rate."""
+        """The names of the curves: "loss" first, then other metrics, then the rate."""
         return sorted(self.curves, key=lambda name: (name == RATE, name != "loss", name))

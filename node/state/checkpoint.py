@@ -1,7 +1,8 @@
 """Checkpoints on disk.
 
     DIR/step-00001200-3f9a1c2b/00003-of-00005.safetensors   the tensors of shard 3, of 0 to 4
-    DIR/step-00001200-3f9a1c2b/00003-of-00005.json          what they are, their hashes; in shard 0 the plain part
+    DIR/step-00001200-3f9a1c2b/00003-of-00005.json          its index: their names, types and hashes; in shard 0 also
+                                                            the plain part of the state
 
 Any tool that reads safetensors opens the first, a person reads the second. Nothing is pickled. Each file gets
 its name only when all of it is on disk, and the tensors before the index; so a crash leaves no torn file, and
@@ -9,7 +10,7 @@ a shard is there when its index is. What is torn all the same (a damaged disk, a
 and hash.
 
 The format is written and read here, not by the safetensors package: that wants a copy of every tensor, and
-reads through mmap, where a disk's error kills the process instead of naming the file. No torch.
+reads through mmap, where a disk's error kills the process instead of naming the file. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SAFETENSORS_NAMES = {
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tensor of a shard; `position`: in the order of the whole state's manifest."""
+    """One tensor of a shard. `position` numbers the tensors of the whole state's manifest."""
 
     position: int
     name: str
@@ -64,13 +65,13 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What the JSON beside a shard says.
 
     Attributes:
-        mark: Of the checkpoint, the same in all shards.
-        round: Steps of the all-reduce behind it, also those without samples.
-        node: Who wrote it.
-        count: Tensors of the whole state as this node had it. Shard 0's holds: what nodes need not have alike is
-            all in there.
+        mark: The checkpoint's, the same in all shards.
+        round: Number of all-reduces behind it, also those without samples.
+        node: Who wrote this shard.
+        count: Number of tensors in the whole state, as this node had it. Shard 0's number counts, as all tensors that
+            need not be alike on all nodes are in that shard.
         plain: All of the state that is no tensor (plain.py), in base64; only in shard 0.
-        digest: Of this index without it.
+        digest: A hash of this index with an empty digest.
     """
 
     format: Literal["chaosnet checkpoint 2"] = FORMAT
@@ -84,7 +85,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     digest: str = ""
 
     def signed(self) -> Index:
-        """With its digest."""
+        """This index with its digest."""
         unsigned = msgspec.structs.replace(self, digest="")
         digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(unsigned))
         return msgspec.structs.replace(self, digest=digest)
@@ -99,7 +100,7 @@ class Opened:
 
     @property
     def tensors(self) -> list[StoredTensor]:
-        """Of all shards, by position."""
+        """The tensors of all shards, by position."""
         return sorted((t for index in self.indexes for t in index.tensors), key=lambda t: t.position)
 
 
@@ -107,7 +108,7 @@ class Opened:
 
 
 def check_writable(directory: Path) -> None:
-    """Make it if need be, and try it. Raises: ConfigError that says why it cannot be written."""
+    """Make the directory if need be, and write a file in it for a test. Raises: ConfigError that says why not."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -122,7 +123,7 @@ def check_writable(directory: Path) -> None:
 
 
 def scan(directory: Path) -> list[Checkpoint]:
-    """Every checkpoint in a directory, whole or not, oldest first. Raises: CheckpointError if it cannot be read."""
+    """Every checkpoint in a directory, complete or not, by step. Raises: CheckpointError if that cannot be read."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -158,8 +159,8 @@ def prune(directory: Path, keep: int) -> None:
 def set_aside(directory: Path, step: int, run: str) -> list[Path]:
     """Rename what other runs wrote beyond `step`: it is of a history that did not happen. Returns: new names.
 
-    So is what has no index that is whole, as this run's are; else pruning would prefer it to what this run writes.
-    What is incomplete, as its nodes have died over it, stays: pruning takes it once this run is beyond it.
+    A complete checkpoint without any valid index is renamed, too, or pruning would prefer it to this run's.
+    An incomplete one, whose nodes died over it, stays: pruning removes it once this run is beyond its step.
     """
     renamed = []
     for checkpoint in scan(directory):
@@ -172,7 +173,7 @@ def set_aside(directory: Path, step: int, run: str) -> list[Path]:
 
 
 def _is_foreign(checkpoint: Checkpoint, run: str) -> bool:
-    """Of another run, or damaged. False for one just begun, and one that cannot be read just now."""
+    """Is it of another run, or damaged? False for one without an index yet, or that cannot be read just now."""
     causes = []
     for shard in sorted(checkpoint.present):
         try:
@@ -183,7 +184,7 @@ def _is_foreign(checkpoint: Checkpoint, run: str) -> bool:
 
 
 def mark_of(checkpoint: Checkpoint) -> Mark | None:
-    """As any index says that can be read."""
+    """The mark that any readable index of it has; None if none can be read."""
     for shard in sorted(checkpoint.present):
         with contextlib.suppress(CheckpointError):
             return read_index(checkpoint, shard).mark
@@ -199,15 +200,15 @@ def write_shard(
     """Write one shard so that it is there whole or not at all.
 
     Args:
-        index: Of this shard, but for its tensors.
-        read: The bytes of a tensor, by position.
+        index: This shard's, still without its tensors.
+        read: Returns the bytes of the tensor at a position.
     Returns: bytes written.
     Raises: CheckpointError that names the file and the reason.
     """
     folder = directory / index.mark.folder
     stem = _stem(index.shard, index.mark.shards)
     hashes: list[str] = []
-    # Each aligned to its size.
+    # The largest items first: so each tensor is aligned to its item size.
     tensors = sorted(tensors, key=lambda tensor: (-tensor.itemsize, tensor.position))
 
     def write_tensors(file: BinaryIO) -> None:
@@ -247,6 +248,7 @@ def _write_file(path: Path, node: str, write: Callable[[BinaryIO], object]) -> i
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
+    """Raise an OSError of the block as a CheckpointError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -254,7 +256,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make new names in it last; on Windows, which cannot, they are left to the system."""
+    """Make new names in a folder survive a power loss; Windows has no call for that."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -275,7 +277,7 @@ def _header(tensors: Sequence[StoredTensor]) -> bytes:
     for tensor in tensors:
         known = SAFETENSORS_NAMES.get(tensor.dtype)
         fields[tensor.name] = {
-            # What safetensors has no name for is bytes there; the index knows better.
+            # A type that safetensors has no name for is written as bytes; the index names it.
             "dtype": known or "U8",
             "shape": list(tensor.shape) if known else [tensor.nbytes],
             "data_offsets": [start, start + tensor.nbytes],
@@ -290,7 +292,7 @@ def _header(tensors: Sequence[StoredTensor]) -> bytes:
 
 
 def read_index(checkpoint: Checkpoint, shard: int) -> Index:
-    """Raises: CheckpointError that names the file if it cannot be read, or is not what was written."""
+    """The index of a shard. Raises: CheckpointError that names the file if it cannot be read, or is damaged."""
     path = checkpoint.path / f"{_stem(shard, checkpoint.shards)}.json"
     with _naming(path):
         data = path.read_bytes()
@@ -307,13 +309,13 @@ def read_index(checkpoint: Checkpoint, shard: int) -> Index:
 
 
 class _AnyIndex(msgspec.Struct):
-    """Of whatever version."""
+    """What an index of every version has."""
 
     format: str
 
 
 def _other_format(data: bytes) -> str | None:
-    """What is wrong with an index of another version; None if it is none."""
+    """What is wrong with an index of another format; None if it names no other."""
     with contextlib.suppress(msgspec.MsgspecError, ValueError):
         found = msgspec.json.decode(data, type=_AnyIndex).format
         if found != FORMAT:

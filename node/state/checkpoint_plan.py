@@ -1,8 +1,8 @@
-"""Checkpoints, decided: who writes which tensors, which one to load, which ones to remove. No I/O.
+"""What is decided about checkpoints: who writes which tensors, which one to load, which ones to remove. No I/O.
 
-Nobody tells anybody to write. All members apply the same committed step, so all derive from it the same `Mark`,
-and from that and the state's manifest what each of them writes. A checkpoint is complete when all of its
-shards are there; nothing else marks it. So its being complete also proves that all members had that step.
+No message asks a member to write. All members apply the same committed step, so all derive the same `Mark` from it,
+and from that and the state's manifest what each of them writes. A checkpoint is complete when all of its shards are
+there; nothing else marks it. So a complete checkpoint also proves that all members had that step.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DIGITS = 8  # Of the step in a folder's name; more where they are needed.
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint is of; equal on all that write it, and in no other history of the same run.
+    """What a checkpoint is of: equal on all members that write it, and in no other history of the same run.
 
     Attributes:
         run: Drawn anew whenever a cluster is founded or resumed.
-        step: Updates of the model behind it.
+        step: Number of updates that the model has had.
         key: The view in which that step was committed.
-        members: Those that write it, sorted: all of that view, or one that writes all of it. So two that are
-            wrongly told to write whole copies into one folder do not write into each other's.
+        members: Those that write it, sorted: all of that view, or one that writes all of it. Two members that are
+            wrongly told to write whole copies to one directory so get a folder each.
         shards: Number of files that make it up.
         layout: Hash of the names, types and shapes of the tensors that are spread over them. As it is part of the
             folder's name, shards that do not fit together are in two folders, both incomplete. "" until the
@@ -53,9 +53,9 @@ class Checkpoint:
     """A checkpoint as its folder's list of files shows it.
 
     Attributes:
-        shards: How many it should have; 0 if not one is there.
-        present: Numbers of those that are.
-        written_s: When the last of them was, in seconds since 1970.
+        shards: How many it should have; 0 if none is there.
+        present: Numbers of the shards that are there.
+        written_s: When the last of them was written, in seconds since 1970.
     """
 
     path: Path
@@ -92,7 +92,7 @@ def assign(sizes: Sequence[int], shards: int) -> list[list[int]]:
 
 
 def layout_of(rows: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
-    """Of tensors' names, types and shapes, in order: equal if and only if they are."""
+    """A hash of tensors' names, types and shapes, in order."""
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(rows))
 
 
@@ -100,7 +100,8 @@ def part_of_keeper(keeper: str, names: Sequence[str], keepers: Mapping[str, str]
     """Which tensors `keeper` writes where members keep parts of the state, by position.
 
     Args:
-        keepers: Of the tensors that are kept in parts, by name. The rest is `first`'s.
+        keepers: By name of a tensor that not all members keep, the member that writes it.
+        first: The member that writes all others.
     """
     return [position for position, name in enumerate(names) if keepers.get(name, first) == keeper]
 
@@ -108,16 +109,16 @@ def part_of_keeper(keeper: str, names: Sequence[str], keepers: Mapping[str, str]
 def part_of(shard: int, sizes: Sequence[int], alike: int, shards: int) -> list[int]:
     """Which tensors `shard` holds, by position: its part of those that all nodes have alike.
 
-    The rest is shard 0's alone, so its size must not count for anything: only the node that writes it knows it.
+    Shard 0 also holds all other tensors. Only the node that writes it knows their sizes, so these decide nothing.
     Args:
-        sizes: Bytes of the tensors that this node has, by position; the first `alike` are so on all nodes.
+        sizes: Bytes of the tensors that this node has, by position; the first `alike` are the same on all nodes.
     """
     part = assign(sizes[:alike], shards)[shard]
     return part if shard else [*part, *range(alike, len(sizes))]
 
 
 def order(checkpoint: Checkpoint) -> tuple[int, float]:
-    """By step; of two histories' the later one."""
+    """Sorts checkpoints by step, and those of one step in two histories by time."""
     return checkpoint.step, checkpoint.written_s
 
 
@@ -134,7 +135,7 @@ def choose(found: Iterable[Checkpoint], step: int | None = None) -> Checkpoint:
 
 
 def describe(checkpoint: Checkpoint) -> str:
-    """What keeps it from being complete, for people."""
+    """What a checkpoint lacks to be complete, for people."""
     if not checkpoint.shards:
         return f"{checkpoint.path} holds nothing whole"
     missing = ", ".join(map(str, checkpoint.missing))
@@ -148,9 +149,9 @@ def _others(found: Sequence[Checkpoint]) -> str:
 
 
 def superseded(found: Iterable[Checkpoint], keep: int) -> list[Checkpoint]:
-    """What is not needed once the newest `keep` complete ones are there: older ones, and broken attempts.
+    """The checkpoints that the newest `keep` complete ones replace: older ones, and incomplete ones not newer.
 
-    What is newer than all that is complete may still be under way.
+    One that is newer than all complete ones may still be under way.
     """
     ordered = sorted(found, key=order)
     kept = [each for each in ordered if each.complete][-keep:]

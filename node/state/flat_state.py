@@ -36,25 +36,25 @@ from . import plain
 MAX_TOTAL_BYTES = 1 << 50
 MAX_DIMENSIONS = 64
 
-# How much is gathered in one call. On the CPU, what a cache holds; on an accelerator, which gathers it in
-# memory of its own before it crosses the bus, enough to make the crossing worth while.
+# How much is gathered in one call. On the CPU: what a cache holds. On an accelerator, which gathers in memory of its
+# own before the bytes cross the bus: enough to make a crossing worth while.
 CPU_RUN_BYTES = 1 << 20
 ACCELERATOR_RUN_BYTES = 64 << 20
 SMALL_BYTES = 16 << 10  # Making a view of such a tensor takes longer than copying it.
-STILL_BLOCK_BYTES = 1 << 20  # Hashed as one.
+STILL_BLOCK_BYTES = 1 << 20  # Of a frozen parameter: hashed together.
 
 Row = tuple[str, str, tuple[int, ...]]  # Name, dtype, shape.
 
 
 class _Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `Row`, in a manifest. There may be thousands, at which Python's collector need not look."""
+    """A `Row` in a manifest. There may be thousands, so Python's garbage collector is told not to track them."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
 
 
-# What a header claims costs no memory before it is there.
+# It takes no memory for elements that a header claims before their bytes are there.
 _decoder = msgspec.msgpack.Decoder(tuple[int, list[_Named], bytes])
 
 DTYPES = {
@@ -99,7 +99,7 @@ class Manifest:
     Attributes:
         entries: Every tensor, in the order of its bytes.
         plain: The rest of the state, encoded.
-        step: Committed steps this is the state after.
+        step: Number of committed steps that led to this state.
     """
 
     entries: tuple[Entry, ...]
@@ -112,7 +112,7 @@ class Manifest:
 
     @cached_property
     def layout(self) -> bytes:
-        """Hash of which tensors lie where: caches and the user's own may differ in shape from node to node."""
+        """A hash of which tensors lie where: caches and the user's own tensors may differ between nodes."""
         return xxhash.xxh3_64_digest(msgspec.msgpack.encode(self.entries))
 
     def to_bytes(self) -> bytes:
@@ -155,7 +155,7 @@ def lay_out(rows: Iterable[Row]) -> Iterator[Entry]:
 
 
 def merged(entries: Iterable[Entry]) -> Iterator[tuple[int, int]]:
-    """The bytes [start, stop) of `entries`, those one behind the other as one."""
+    """The byte ranges [start, stop) of `entries`, adjacent ones merged."""
     start = stop = 0
     for entry in entries:
         if entry.start != stop:
@@ -168,14 +168,14 @@ def merged(entries: Iterable[Entry]) -> Iterator[tuple[int, int]]:
 
 
 def _check_kind(dtype: str, shape: tuple[int, ...]) -> None:
-    """Of a tensor, as a peer sent it. Raises: MalformedMessage."""
+    """Check the dtype and shape of a tensor that a peer names. Raises: MalformedMessage."""
     sane = dtype in DTYPES and len(shape) <= MAX_DIMENSIONS and min(shape, default=0) >= 0
     # An empty tensor has strides too, and torch multiplies its other sizes for them.
     if not sane or math.prod([size or 1 for size in shape]) > MAX_TOTAL_BYTES:
         raise MalformedMessage(f"manifest entry of {dtype:.50} {shape!r:.200}")
 
 
-# For a copy of the state, or for one that arrives. The second is torch's.
+# What is raised where there is no memory for a copy of the state, or for one that arrives; RuntimeError is torch's.
 NO_MEMORY = (MemoryError, RuntimeError)
 
 
@@ -186,7 +186,8 @@ class StateChanged(ChaosnetError):
 class Still:
     """A frozen parameter on the CPU, row-major, with hashes of what it held: so it can be sent from where it lies.
 
-    Who froze it may change it all the same (an average of other weights, say). What is not as it was is not sent.
+    A script may change a frozen parameter all the same (to an average of other weights, say). What has changed is
+    not sent.
     """
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
@@ -213,8 +214,8 @@ class Still:
 class Snapshot:
     """The training state at one step boundary, as parts by the byte at which each begins.
 
-    A part is a copy (uint8, 1-D), perhaps of many tensors, or a tensor that is sent from where it lies. There is
-    none of what was not to be copied. The first `alike` tensors are so on all nodes.
+    A part is a copy (uint8, 1-D), perhaps of many tensors, or a tensor that is sent from where it lies. Tensors that
+    were not to be copied have no part. The first `alike` tensors of the manifest are the same on all nodes.
     """
 
     def __init__(self, manifest: Manifest, parts: Mapping[int, np.ndarray | Still], alike: int = 0) -> None:
@@ -226,7 +227,10 @@ class Snapshot:
         ]
 
     def slice(self, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop) of the state; copied only where parts meet. Raises: StateChanged."""
+        """Bytes [start, stop) of the state; copied only where parts meet.
+
+        Raises: StateChanged if they are of a frozen parameter that has changed.
+        """
         assert 0 <= start <= stop <= self.manifest.total_bytes, (start, stop)
         pieces, index = [], max(bisect_right(self._starts, start) - 1, 0)
         while start < stop:
@@ -259,7 +263,7 @@ class Capture:
         self._on_torn = on_torn
         self._snapshot = snapshot
         self._late, self._target = late, target  # What is still to be copied, and where to.
-        self._moment = moment  # Up to which it is what it is to be.
+        self._moment = moment  # Work that devices were given after it is not to show in the copy.
         self._traces = _traces(late)
         self._done = threading.Event()
         self._error: BaseException | None = None
@@ -291,7 +295,7 @@ class Capture:
 
 
 def _traces(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """What changes when somebody writes into them, or puts in other memory by `.data`."""
+    """For each tensor, what changes when somebody writes into it, or gives it other memory by `.data`."""
     return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
 
 
@@ -320,7 +324,7 @@ class Arrival:
         ]
         self._bytes = [data for _, data in made if data.size]
         self._have: list[tuple[int, int]] = []  # Disjoint, not adjacent, in order.
-        for index in sorted(absent):  # Neighbours become one range.
+        for index in sorted(absent):  # In order, so that neighbours become one range.
             self._add_range(manifest.entries[index].start, manifest.entries[index].stop)
 
     def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
@@ -354,7 +358,7 @@ class Arrival:
         return any(first <= start and stop <= last for first, last in self._have)
 
     def snapshot(self) -> Snapshot:
-        """What has arrived, where it lies: as long as nobody writes into the tensors."""
+        """What has arrived, to be sent on from where it lies. Valid while nobody writes into the tensors."""
         return Snapshot(self.manifest, dict(zip(self._starts, self._bytes, strict=True)))
 
     @property
@@ -373,7 +377,7 @@ def _without_values(entry: Entry) -> tuple[torch.Tensor, np.ndarray]:
 
 
 def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, np.ndarray]:
-    """A tensor to fill, and its bytes."""
+    """The tensor that `entry` is to fill, `place` if that fits, and its bytes (uint8, 1-D) in the same memory."""
     dtype = DTYPES[entry.dtype]
     if place is not None and place.dtype == dtype and tuple(place.shape) == entry.shape:
         if entry.dtype in NUMPY_KINDS and place.is_contiguous():
@@ -381,7 +385,7 @@ def _place_for(entry: Entry, place: torch.Tensor | None) -> tuple[torch.Tensor, 
         data = as_bytes(place)
         if data.data_ptr() == place.data_ptr():
             return place, data.numpy()
-    if 0 < entry.stop - entry.start < SMALL_BYTES:  # Calls count here, and this takes the fewest.
+    if 0 < entry.stop - entry.start < SMALL_BYTES:  # Here calls take the time, and this way has the fewest.
         if entry.dtype in NUMPY_KINDS:
             values = np.empty(entry.shape, entry.dtype)
             return torch.from_numpy(values), values.reshape(-1).view(np.uint8)
@@ -453,10 +457,10 @@ def gather(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def _bring(values: torch.Tensor, to: torch.Tensor) -> Callable[[], None]:
-    """Ask for a device's bytes. Returns: what puts them into their place, once they are here.
+    """Begin to copy a device's bytes. Returns: a call that waits for them, and puts them into their place.
 
-    By pinned memory, if there is some, of which torch keeps it: a driver that is to write to other memory copies by
-    such pieces itself.
+    They come through pinned memory, which torch reuses, if there is some: into other memory, a driver copies through
+    pinned pieces of its own, while the caller waits.
     """
     try:
         if not has_streams(values.device):

@@ -12,7 +12,7 @@ import torch
 
 
 def get_generators(devices: Sequence[torch.device]) -> dict[str, Any]:
-    """Their state as plain data: of torch on the CPU and on these devices, of Python and of numpy."""
+    """The state of all generators as plain data: torch's on the CPU and on these devices, Python's and numpy's."""
     numpy_state: Any = np.random.get_state(legacy=False)
     inner = dict(numpy_state["state"])
     arrays = {key: [str(v.dtype), v.tobytes()] for key, v in inner.items() if isinstance(v, np.ndarray)}
@@ -25,7 +25,7 @@ def get_generators(devices: Sequence[torch.device]) -> dict[str, Any]:
 
 
 def set_generators(state: dict[str, Any], devices: Sequence[torch.device]) -> None:
-    """Go on from there. Devices of another kind than the sender's, or more of them, keep theirs as they are."""
+    """Set all generators to `state`. Devices of another kind than the sender's, or beyond its number, keep theirs."""
     torch.set_rng_state(_byte_tensor(state["torch"]))
     random.setstate(state["python"])
     inner = {
@@ -34,15 +34,15 @@ def set_generators(state: dict[str, Any], devices: Sequence[torch.device]) -> No
     }
     np.random.set_state({**state["numpy"], "state": inner})
     kind, states = state["accelerator"] or (None, [])
-    states = [states] if isinstance(states, bytes) else states  # As checkpoints once held that of one device.
+    states = [states] if isinstance(states, bytes) else states  # Older checkpoints have that of one device.
     for device, each in zip(devices, states, strict=False):
         if device.type == kind:
             torch.get_device_module(device.type).set_rng_state(_byte_tensor(each), *_argument(device))
 
 
 def seed_devices(seed: int, devices: Sequence[torch.device]) -> None:
-    """What torch draws next on the CPU and on these devices comes from `seed`: 64 bits."""
-    torch.default_generator.manual_seed(seed)  # manual_seed of torch takes 0.7 ms, for devices not there.
+    """Seed torch's generators on the CPU and on these devices with `seed`, a number of 64 bits."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.7 ms, for devices not there.
     for device in devices:
         module = torch.get_device_module(device.type)
         only = module.device_count() == 1
@@ -56,7 +56,7 @@ def _get(device: torch.device) -> bytes:
 
 
 def _argument(device: torch.device) -> tuple[torch.device, ...]:
-    """Of what gets and sets a generator's state: without it, the device of now is meant. MPS has but one."""
+    """What names `device` to get_rng_state and set_rng_state, which else take the current one. MPS has but one."""
     return () if device.type == "mps" else (device,)
 
 

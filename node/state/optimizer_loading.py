@@ -7,15 +7,18 @@ from typing import Any
 
 import torch
 
-# Of a parameter group: how its step is computed, not what. Each node has its own, by its device.
+# Settings of a parameter group that say how its step is computed, not what. Each node has its own, by its device.
 EXECUTION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
 def load_optimizer(optimizer: Any, state: dict[Any, Any], rest: dict[str, Any]) -> None:
     """optimizer.load_state_dict, without its casts.
 
-    It casts floating-point state to the parameter's dtype, which would round float32 state of a bfloat16
+    That casts floating-point state to the parameter's dtype, which would round float32 state of a bfloat16
     parameter, and takes a str apart as it does any iterable.
+    Args:
+        state: By index of the parameter.
+        rest: The other entries of the sender's state_dict(), with "param_groups". Changed.
     """
     for mine, group in zip(optimizer.param_groups, rest["param_groups"], strict=True):
         group.update({key: mine[key] for key in EXECUTION & mine.keys()})
@@ -38,15 +41,15 @@ def load_optimizer(optimizer: Any, state: dict[Any, Any], rest: dict[str, Any]) 
 
 
 def _as_range(indices: Sequence[int]) -> Sequence[int]:
-    """The same, as a range if they are one: torch looks for each tensor that it loads in them, from the front."""
+    """The same indices, as a range if they are one: for each tensor, torch searches them, a list from the front."""
     expected = range(indices[0], indices[0] + len(indices)) if indices else range(0)
     return expected if list(indices) == list(expected) else indices
 
 
 def _laid_out_as(parameter: Any, state: Any) -> Any:
-    """State of the parameter's shape in its memory format: fused optimizers pair elements as they lie."""
+    """Give tensors of the parameter's shape its layout in memory: fused optimizers pair elements as they lie."""
     if not isinstance(parameter, torch.Tensor) or parameter.is_contiguous() or not isinstance(state, dict):
-        return state  # What arrives is contiguous.
+        return state  # What arrives is contiguous already.
     return {
         key: torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
         if isinstance(value, torch.Tensor)

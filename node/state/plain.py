@@ -28,8 +28,8 @@ MAX_BYTES = 60 << 20  # Of one encoded value: a manifest, with all that is in it
 EXPECTED = "expected plain data (None, bool, int, float, str, bytes, list, tuple, dict) or tensors"
 
 _TUPLE, _COUNTER, _ORDERED_DICT, _BIG_INT, _TENSOR = range(1, 6)  # On the wire: never renumber.
-_INT_BYTES = 9  # At most; one that claims to be more than it is has no room here.
-# In one call, where there is nothing else.
+_INT_BYTES = 9  # At most, of an int in msgpack; a longer body is no index, and may claim to be huge.
+# A list of these alone is packed in one call.
 _AS_THEY_ARE = frozenset({type(None), bool, int, float, str, bytes})
 _MAP_TYPES: dict[int, type] = {_COUNTER: Counter, _ORDERED_DICT: OrderedDict}
 
@@ -48,7 +48,7 @@ class TensorTable:
         self._index_by_id: dict[int, int] = {}
 
     def add(self, tensor: torch.Tensor, name: str) -> int:
-        """The index of `tensor`, which is `name` if it is new here.
+        """The index of `tensor`, which is added as `name` if it is new here.
 
         Raises: ConfigError for a tensor whose values are not a dense block of memory.
         """
@@ -107,7 +107,7 @@ class _Encoder:
         self.tensors = tensors
         self.canonical = canonical
         self.packer = _packer()
-        self._known: dict[str, bytes] = {}  # Keys.
+        self._known: dict[str, bytes] = {}  # Keys that are strings, packed.
 
     def pack(self, value: Any, path: str, depth_left: int) -> bytes:
         if isinstance(value, torch.Tensor) and self.tensors is not None:  # First, as there may be thousands.
@@ -155,7 +155,7 @@ class _Encoder:
         return b"".join(parts)
 
     def _key(self, key: Any, path: str, depth_left: int) -> bytes:
-        if type(key) is str:  # Thousands of maps have the same few.
+        if type(key) is str:  # Thousands of dicts have the same few keys.
             return self._known.get(key) or self._known.setdefault(key, self.packer.pack(key))
         if not _is_key(key):
             raise ConfigError(
@@ -180,7 +180,7 @@ def _type_name(value: Any) -> str:
 
 
 def _read_all(data: bytes, tensors: Sequence[torch.Tensor], depth_left: int) -> Any:
-    def extension(code: int, body: bytes) -> Any:  # Tensors at once, as there may be thousands.
+    def extension(code: int, body: bytes) -> Any:  # Resolves tensors here, as there may be thousands.
         return tensors[_index(body, len(tensors))] if code == _TENSOR else msgpack.ExtType(code, body)
 
     unpacker = msgpack.Unpacker(

@@ -44,7 +44,7 @@ class Replica:
         self.places: dict[str, torch.Tensor] = {}  # Where the first state may arrive without a copy.
 
     def arrived(self) -> Arrival:
-        """The whole state. A later one gets memory of its own: the training thread works on this one's."""
+        """Hand over the whole state to the training thread. A later one gets memory of its own."""
         assert self.arrival is not None
         arrival, self.arrival, self.places = self.arrival, None, {}
         return arrival
@@ -59,9 +59,9 @@ class Replica:
         return True
 
     def serve_shard(self, effect: ServeShard) -> bool:
-        """Send a range of a snapshot; one beyond its end, or of more than a piece, is a confused peer's.
+        """Send a range of a snapshot. One beyond its end, or longer than a piece, is a peer's mistake, and not sent.
 
-        Returns: False if there is none, or not any more.
+        Returns: False if there is no such snapshot, or not any more.
         """
         snapshot = self.snapshots[effect.step]
         if snapshot is None:
@@ -84,7 +84,7 @@ class Replica:
         return True
 
     def read_manifest(self, effect: ReadManifest) -> Event:
-        """Open the manifest that came."""
+        """Check the manifest that came, and make room for the state that it describes."""
         try:
             body = _buffer(effect.payload)
             if digest(body) != effect.digest:
@@ -96,7 +96,7 @@ class Replica:
         return ManifestKnown(effect.step, manifest.total_bytes, effect.attempt)
 
     def store_shard(self, effect: StoreShard) -> Event:
-        """Check a piece and put it where it belongs. Whose state is laid out otherwise has none for us."""
+        """Check a piece and put it in place. A source with another layout counts as one without a snapshot."""
         body, arrival = _buffer(effect.payload), self.arrival
         layout, shown = effect.digest[:LAYOUT_BYTES], effect.digest[LAYOUT_BYTES:]
         whole = len(body) == effect.stop - effect.start and digest(body) == shown

@@ -1,7 +1,7 @@
-"""A window over the training state that goes round and round, so that all of it is compared every so many steps.
+"""A window that moves over the training state step by step, so that all of it is compared every EVERY steps.
 
-Where the window lies is a function of the step and of the state's layout, so nodes that are at the same step hash
-the same bytes. What is compared: parameters, the optimizer's state, tensors of `extra_state`, and the buffers as
+Where the window lies is a function of the step and of the state's layout, so nodes at the same step hash the same
+bytes. What is compared: parameters, the optimizer's state, tensors of `extra_state`, and the buffers as
 all members hold them.
 """
 
@@ -22,8 +22,8 @@ from .flat_state import as_bytes, dtype_name
 from .training_state import TrainingState
 
 EVERY = 128  # Steps in which all of the state is compared.
-MAX_NAME = 30  # Of a kind of device, in messages.
-LEAST_BYTES = 64 << 10  # Of a window: small states are read in fewer, larger pieces, which costs less.
+MAX_NAME = 30  # Characters of a kind of device, in messages.
+LEAST_BYTES = 64 << 10  # Of a window: small states are read in fewer, larger windows, which costs less.
 
 
 class Averaged(Protocol):
@@ -36,19 +36,19 @@ class Averaged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One tensor of the state; it may be another object at every step, so it is looked up."""
+    """One tensor of the state. It may be another object at every step, so `find` looks it up."""
 
     name: str
     find: Callable[[], torch.Tensor]
-    key: str  # What must be alike for its bytes to be comparable.
-    start: int  # In bytes, among all.
+    key: str  # What two nodes must have alike for its bytes to be comparable.
+    start: int  # Of its bytes, among those of all rows.
     itemsize: int
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One window: `kind` names what it can be compared with, `pieces` are (name, hash)."""
+    """One window. Only readings of one `kind` can be compared. `pieces`: (name, hash); `digest`: of all of them."""
 
     kind: str
     digest: str
@@ -59,7 +59,7 @@ class Window(Protocol):
     """What of the state is compared in a step."""
 
     def read(self, step: int) -> Reading | None:
-        """What is due before `step`; None if nothing is, or this node has not got it."""
+        """The window that is due before `step`; None if none is, or this node does not have that part."""
         ...
 
     def forget(self) -> None:
@@ -73,7 +73,7 @@ class StateWindow:
         self._state, self._averaged = state, averaged
         self._device = arithmetic_of(state)
         self._rows: list[_Row] = []
-        self._starts: list[int] = []  # Theirs.
+        self._starts: list[int] = []  # `start` of each row.
         self._layout = ""
         self._total = 0
         self._in_state = -1  # Entries of the optimizer's state when the layout was made.
@@ -84,9 +84,10 @@ class StateWindow:
 
     @torch.no_grad()
     def read(self, step: int) -> Reading | None:
-        """What is due before `step`; None if nothing is."""
+        """The window that is due before `step`; None if none is."""
         turn = step % EVERY
-        anew = turn == 0 or (step < EVERY and step & (step - 1) == 0)  # The same on all nodes.
+        # The layout is made, and compared, once a round, and at steps 1, 2, 4, ... of the first: on all nodes alike.
+        anew = turn == 0 or (step < EVERY and step & (step - 1) == 0)
         if anew or self._in_state != len(self._state.optimizer.state):
             self._lay_out()
         windows = min(EVERY, max(1, -(-self._total // LEAST_BYTES)))
@@ -101,7 +102,7 @@ class StateWindow:
                     self._pieces(self._total * index // windows, self._total * (index + 1) // windows)
                 )
             except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):
-                self.forget()  # Another layout than before: nothing to compare it with.
+                self.forget()  # The layout has changed since: this window is not compared.
                 return None
         kind = f"state {self._device}"
         if anew:
@@ -112,7 +113,7 @@ class StateWindow:
         return Reading(kind, digest, pieces)
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[str, str]]:
-        """Elements that begin in bytes [start, stop), tensor by tensor."""
+        """(name, hash) of the elements that begin in bytes [start, stop) of all rows, tensor by tensor."""
         begin = max(0, bisect_right(self._starts, start) - 1)
         for row in self._rows[begin : bisect_left(self._starts, stop)]:
             first = max(0, -(-(start - row.start) // row.itemsize))
@@ -167,13 +168,13 @@ class StateWindow:
 
 
 def arithmetic_of(state: TrainingState) -> str:
-    """What computes it, device and release of torch: another one may differ in the last bit."""
+    """The device and torch release that compute this state: under another one the last bit may differ."""
     device = min(map(name_of, state.accelerators()), default=_processor())[:MAX_NAME]
     return f"{device}-torch-{'.'.join(torch.__version__.split('.')[:2])}"
 
 
 def _processor() -> str:
-    """Processors of one kind round alike: those with AVX2 and AVX512 do, ARM's and those without either do not."""
+    """The kind of processor, by how it rounds: AVX2 and AVX512 round alike; ARM, and x86 without both, do not."""
     vectors = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX2").replace(" ", "-")
     return f"{platform.machine()}-{vectors}"
 
@@ -197,7 +198,7 @@ def _agreed(averaged: Averaged, index: int) -> torch.Tensor:
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where in it tensors are; dictionaries in the order of their keys' texts, which loading may change."""
+    """The paths to tensors in `value`; dicts in the order of their keys' texts, as loading may reorder them."""
     if isinstance(value, torch.Tensor):
         yield path
     elif isinstance(value, dict):
@@ -213,7 +214,7 @@ def _subscript(path: tuple[Any, ...]) -> str:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """1-D; as it lies in memory where that has no gaps (channels_last), so that nothing is copied."""
+    """The tensor as 1-D: in the order of memory if that has no gaps (channels_last), so that nothing is copied."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1)

@@ -44,8 +44,10 @@ from .plain import TensorTable
 
 Spec = tuple[Row, ...]
 
-HELD_BYTES = 64 << 10  # Smaller tensors are copied: a piece is then of few parts.
-MANY = 1000  # Small tensors: so many are copied at the boundary, as the calls take longer than the copying.
+# While the training thread waits for a joiner, tensors of this size or more are sent from where they lie. Smaller
+# ones are copied together: a piece of the state would else be joined from many parts.
+HELD_BYTES = 64 << 10
+MANY = 1000  # Of small tensors. Their copying is mostly calls that hold the GIL: no gain in another thread.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class BufferSlot:
 
     @property
     def writable(self) -> torch.Tensor | None:
-        """The same, or a copy in its place: forward may have put in one that torch refuses to write into."""
+        """The tensor; if forward has put in one that torch refuses to write into, a copy takes its place first."""
         tensor = self.tensor
         if tensor is not None and is_read_only(tensor):
             tensor = self.module._buffers[self.key] = tensor.clone(memory_format=torch.contiguous_format)
@@ -118,12 +120,12 @@ def check_buffer(name: str, buffer: torch.Tensor) -> None:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """As of expand(): torch refuses to write into it."""
+    """Do several elements share one place in memory, as after expand()? torch refuses to write into such a tensor."""
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def is_read_only(tensor: torch.Tensor) -> bool:
-    """Does torch refuse to write into it? Fast, as there may be thousands."""
+    """Does torch refuse to write into it? Quick to tell, as there may be thousands of tensors."""
     return tensor.is_inference() or (not tensor.is_contiguous() and is_expanded(tensor))
 
 
@@ -140,7 +142,7 @@ def check_optimizer(optimizer: Any, what: str = "optimizer") -> None:
 
 
 def thawed(parameter: str) -> ConfigError:
-    """Of one that was frozen when training began, and has a gradient."""
+    """The error for a parameter that was frozen when training began, and has a gradient now."""
     return ConfigError(
         f"parameter {parameter} has a gradient but had requires_grad=False when training began, so it is not "
         "averaged; unfreeze it before that, and hold it with a learning rate of 0"
@@ -148,7 +150,7 @@ def thawed(parameter: str) -> ConfigError:
 
 
 def sparse_gradient(parameter: str) -> ConfigError:
-    """Of one whose gradient we cannot average."""
+    """The error for a parameter with a sparse gradient, which we cannot average."""
     return ConfigError(
         f"parameter {parameter} has a sparse gradient; expected a dense one (for nn.Embedding, pass sparse=False)"
     )
@@ -164,7 +166,7 @@ class TrainingState:
         lr_scheduler: Anything with torch's state_dict() and load_state_dict(); None for none.
         extra_state: A dict of plain data and tensors of the user's own. A joiner's is filled in place: the
             dict, the dicts and lists in it, and tensors of unchanged shape stay the same objects.
-        terms: What else all nodes must have set alike.
+        terms: What else all nodes must have set alike: rows of `spec`, by name.
     Raises: ConfigError for what cannot be shipped, by name.
     """
 
@@ -194,11 +196,12 @@ class TrainingState:
         self._check_optimizer()
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         self._still: dict[str, Still] = {}
-        self.parted: Collection[nn.Parameter] = ()  # Of which nodes keep parts: no joiner is sent these.
-        self._at_once = False  # The script has changed between two steps what only the optimizer should.
+        self.parted: Collection[nn.Parameter] = ()  # Kept by some members only: not sent to joiners.
+        # Has the script changed what only optimizer.step() should? Then all is copied at the step boundary.
+        self._at_once = False
         self._order = self._find_order()
         self._spec = self._make_spec()  # Once: a script may freeze and thaw parameters as it goes.
-        self._sections(TensorTable(), canonical=False)  # Refuses now what it would refuse at the first join.
+        self._sections(TensorTable(), canonical=False)  # To refuse now what the first join would refuse.
 
     def _check_optimizer(self) -> None:
         check_optimizer(self.optimizer)
@@ -212,7 +215,7 @@ class TrainingState:
                         "make it part of the model"
                     )
 
-    # What it is made of.
+    # --- what the state is made of ---
 
     def _make_spec(self) -> Spec:
         spec: list[Row] = []
@@ -245,7 +248,7 @@ class TrainingState:
         return xxhash.xxh3_128_hexdigest(plain.encode(self._spec, "spec"))
 
     def state_bytes(self) -> int:
-        """What the tensors that a joiner is sent take now; an optimizer may add some at its first step."""
+        """Bytes of the tensors that a joiner would be sent now; an optimizer may add some at its first step."""
         table = TensorTable()
         self._sections(table, canonical=False, without=self.parted)
         return sum(tensor.nbytes for tensor in table.tensors)
@@ -260,9 +263,11 @@ class TrainingState:
     ) -> tuple[dict[str, bytes], int, int]:
         """Every part of the state but RNG and runtime, encoded; `table` gets the tensors, in flat order.
 
-        `without`: these parameters, and what the optimizer knows of them.
-        Returns: bytes by part; how many tensors of `table` only optimizer.step() changes; and how many are alike
-            on all nodes. Each time the first so many.
+        Args:
+            canonical: For hashing: dicts sorted, and without what may differ between nodes.
+            without: Parameters to leave out, with the optimizer's state of them.
+        Returns: (encoded sections, only_stepped, alike). Of `table`, the first `only_stepped` tensors change only in
+            optimizer.step(), and the first `alike` are the same on all nodes.
         """
         state = self.optimizer.state_dict()
         out = {*without}
@@ -270,7 +275,7 @@ class TrainingState:
         for name, parameter in parameters.items():
             table.add(parameter, name)
         by_index = dict(state["state"])
-        if self.parted:  # It grows in another order on each node.
+        if self.parted:  # Each node's optimizer has met parameters in an order of its own.
             left_out = self._indices_of(without)
             by_index = {index: by_index[index] for index in sorted(by_index) if index not in left_out}
         sections = {
@@ -300,17 +305,17 @@ class TrainingState:
         return sections, only_stepped, alike
 
     def _indices_of(self, parameters: Collection[nn.Parameter]) -> set[int]:
-        """By which the optimizer's state_dict() names these: it counts through its groups."""
+        """The indices of these in the optimizer's state_dict(), which counts through its groups."""
         wanted = {*parameters}
         counted = enumerate(p for group in self.optimizer.param_groups for p in group["params"])
         return {index for index, parameter in counted if parameter in wanted}
 
     def _kinds(self) -> dict[str, str]:
-        """Whose state it is: that of an SGD would load into an Adam, and fail at its next step."""
+        """The types that the state belongs to: an SGD's would load into an Adam, and fail at its next step."""
         return {"optimizer": _kind(self.optimizer), "lr_scheduler": _kind(self.lr_scheduler)}
 
     def _find_order(self) -> str:
-        """Which parameter is where in the optimizer's groups, as its state goes by that; "" if as in the model."""
+        """The order of parameters in the optimizer's groups, by which it numbers its state; "" if as in the model."""
         index_of = {id(parameter): index for index, parameter in enumerate(self.model.parameters())}
         order = [index_of[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
         if order == list(range(len(index_of))):
@@ -318,10 +323,10 @@ class TrainingState:
         digest = xxhash.xxh3_64_hexdigest(plain.encode(order, "order"))
         return f" with parameters in an order of its own ({digest})"
 
-    # Copying it.
+    # --- copying it ---
 
     def watch(self) -> None:
-        """From now on frozen parameters may be sent from where they lie, unless they change all the same."""
+        """From now on send frozen parameters from where they lie, each as long as its hashes show no change."""
         self._still = {
             name: Still(name, parameter)
             for name, parameter in self._frozen.items()
@@ -343,10 +348,10 @@ class TrainingState:
 
         Args:
             runtime: The caller's own plain data, e.g. the data cursor; `load` returns it.
-            only: Of the tensors, and how many of them (the first) are alike on all nodes: which (by index) to copy.
-                Default: all.
-            for_joiner: Without parameters of which nodes keep parts.
-            held: The training thread waits until all of it has been sent: on the CPU only what is small is copied.
+            only: Called with all tensors, and how many of them (the first) are alike on all nodes. Returns: the
+                indices of those to copy. Default: all.
+            for_joiner: Leave out `parted` parameters.
+            held: The training thread waits until all has been sent, so large tensors on the CPU are not copied.
         Returns: a Capture; someone has to call its `run`, and its `wait` before optimizer.step().
         Raises: ConfigError if the user's state holds what cannot be shipped.
         """
@@ -354,7 +359,7 @@ class TrainingState:
         without = self.parted if for_joiner else ()
         sections, only_stepped, alike = self._sections(table, canonical=False, without=without)
         if any(still.changed for still in self._still.values()):
-            self._still = {}  # What freezes them changes them all.
+            self._still = {}  # If the script changes one frozen parameter, it likely changes them all.
         sections["rng"] = plain.encode(get_generators(self.accelerators()), "rng")
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(row_of, table.names, table.tensors)
@@ -378,7 +383,7 @@ class TrainingState:
             else:
                 now.append(index)
         if len(late) >= MANY and sum(sizes[index] for index in late) < SMALL_BYTES * len(late):
-            late, now = [], sorted(late + now)  # Another thread would only take turns with this one.
+            late, now = [], sorted(late + now)  # See MANY.
         late_bytes = sum(sizes[index] for index in late)
         copied = fresh(late_bytes + sum(sizes[index] for index in now))
         offset, data = 0, copied.numpy()
@@ -389,7 +394,7 @@ class TrainingState:
             gather([table.tensors[index] for index in now], copied[late_bytes:])
         snapshot = Snapshot(manifest, parts, alike)
         lying = [table.tensors[index] for index in late]
-        # Nothing here keeps it: it is as large as the state.
+        # Only the caller keeps it, as it is as large as the state.
         return Capture(snapshot, lying, copied, Moment(accelerators(lying)), self._copy_at_once)
 
     def _copy_at_once(self) -> None:
@@ -405,10 +410,10 @@ class TrainingState:
         """Become the state in `arrival`, whose tensors must not be used any more; random generators included.
 
         Parameters, buffers and `extra_state` are overwritten in place. The optimizer's state is replaced.
-        `without`: these parameters stay as they are, and the optimizer knows nothing of them.
+        `without`: parameters that stay as they are, and without state in the optimizer.
         Returns: the `runtime` given to `begin_capture`.
         Raises: ConfigError if it is the state of another kind of run than ours, MalformedMessage if it is
-            none; either before anything of ours has changed but what arrived in `places`.
+            none. Nothing of ours has changed then, but parameters that the state has arrived in (`places`).
         """
         assert arrival.complete, f"bytes {arrival.missing[:3]} have not arrived"
         sections = plain.decode(arrival.manifest.plain)
@@ -435,10 +440,10 @@ class TrainingState:
         return parts["runtime"]
 
     def _difference(self, parts: dict[str, Any]) -> str | None:
-        """What in the decoded `parts` does not fit our own objects, if anything."""
+        """What in the decoded `parts` does not fit our own objects, for a person to read; None if all fits."""
         parted = {id(parameter) for parameter in self.parted}
         if any(name in parts["parameters"] for name, p in self.model.named_parameters() if id(p) in parted):
-            parted = set()  # It is a checkpoint, which has all.
+            parted = set()  # It is a checkpoint, which has all parameters.
         ours = [row_of(name, p) for name, p in self.model.named_parameters() if id(p) not in parted]
         theirs = [row_of(*named) for named in parts["parameters"].items()]
         for slot in buffer_slots(self.model):
@@ -458,7 +463,7 @@ class TrainingState:
         return first_difference(tuple(ours), tuple(theirs))
 
     def places(self) -> dict[str, torch.Tensor]:
-        """Parameters into which a state may arrive directly; half of a state leaves them half overwritten."""
+        """By name, parameters into which a state may arrive directly; they are lost if it arrives only in part."""
         named = self.model.named_parameters()
         return {name: p.detach() for name, p in named if p.device.type == "cpu" and p.is_contiguous()}
 
@@ -476,7 +481,7 @@ class TrainingState:
             else:
                 slot.module._buffers[slot.key] = theirs.to(mine.device)
 
-    # Comparing it.
+    # --- comparing it ---
 
     @torch.no_grad()
     def state_hash(self) -> str:
@@ -494,7 +499,7 @@ class TrainingState:
         return digest.hexdigest()
 
     def accelerators(self) -> tuple[torch.device, ...]:
-        """Those that the model lies on, whose random generators forward draws from."""
+        """The accelerators that the model lies on: forward draws from their random generators, too."""
         return accelerators(self.model.parameters())
 
 
@@ -504,7 +509,7 @@ _SECTIONS = {
 
 
 def _settings(state: dict[str, Any], without: Collection[str]) -> dict[str, Any]:
-    """An optimizer's state_dict without its tensors by parameter, and without these of its groups' settings."""
+    """An optimizer's state_dict without the state of parameters, and without these keys of its groups."""
     groups = [{key: group[key] for key in group if key not in without} for group in state["param_groups"]]
     return {**{key: value for key, value in state.items() if key != "state"}, "param_groups": groups}
 
@@ -547,7 +552,7 @@ def _describe(row: Row) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Its type's name, with those of the schedulers in it: "SequentialLR of LinearLR, StepLR"."""
+    """The name of its type, with those of LR schedulers inside it: "SequentialLR of LinearLR, StepLR"."""
     name, inner = type(value).__name__, getattr(value, "_schedulers", None)
     if isinstance(inner, list | tuple):
         return f"{name} of {', '.join(map(_kind, inner))}"

@@ -1,13 +1,13 @@
-"""What the all-reduce's effects do to tensors. Decides nothing: sums.py does.
+"""Performs the all-reduce's effects on tensors. It decides nothing: protocols/sums.py does.
 
-Frames that arrive are memory of our own. So a child's part is added to in place and sent on without a copy,
-and a result stays in the frame that brought it until nobody needs it: the next hop, the training thread,
-and whoever lacks it after a crash. Sums are numpy's: on one thread, torch's are slower by a fifth, and with
-more they would take the cores that train. What goes over the wire may be shorter (compression.py): it is decoded
-when it comes, and sums are encoded again.
+A frame that has arrived is memory of our own. So other parts are added to a child's in place, and the sum is sent on
+without a copy; a result stays in the frame that brought it until neither the next hop, nor the training thread, nor a
+node that lacks it after a crash needs it. Sums are numpy's: on one thread, torch's are slower by a fifth, and on more
+they would take the cores that train. Chunks may be compressed on the wire (compression.py): each part is decoded
+when it comes, and each sum is encoded again.
 
-What is added and sent at once is a bundle: chunks that are neighbours in a lane (protocols/sums.py). The next
-view may bundle them otherwise, so results and what encodings have lost can be told apart by chunk.
+What is added and sent at once is a bundle: chunks that are neighbours in a lane (protocols/sums.py). The next view
+may bundle chunks otherwise, so results and encoding losses are kept by chunk.
 """
 
 from __future__ import annotations
@@ -31,34 +31,42 @@ from ..transport.shared_memory import Payload
 from .compression import Array, Buffer, Encoding
 
 BLOCK_ELEMENTS = 32 << 10  # 128 KiB of float32: several of them fit into a core's cache.
-MAX_PARTS = 4  # Of children, kept unadded per bundle as far as their order allows.
-FIRST_LEAF = 1 << 15  # Of the tree in which parts are added: more leaves than a cluster has nodes.
+MAX_PARTS = 4  # Of more parts per bundle, those that are neighbours are added before all have come.
+FIRST_LEAF = 1 << 15  # In the tree of additions; it has as many leaves, more than a cluster has nodes.
 
 AllReduceEffect = Accumulate | AdoptChunks | FinishChunks | ResetAttempt | SendDown | SendUp
 SendBulk = Callable[..., bool]
 
 
 class ChunkStore(Protocol):
-    """Where contributions come from: Gradients, or a bare vector in a benchmark."""
+    """Where contributions come from: Gradients, LayerSums, or a bare vector in a benchmark."""
 
     @property
-    def lanes(self) -> Sequence[Any]: ...
+    def lanes(self) -> Sequence[Any]:
+        """Each with an `op`, "mean" or "max" (see `Lane`)."""
+        ...
 
     @property
-    def chunks(self) -> Sequence[Any]: ...
+    def chunks(self) -> Sequence[Any]:
+        """Each with the number of its `lane`, and `is_gradient` (see `Chunk`)."""
+        ...
 
     @property
     def stays(self) -> bool:
-        """May a result that is this node's part alone stay where that lies? `contribution` may have it moved."""
+        """May a result that is this node's contribution alone be left unread? Reading it may cost a copy."""
         ...
 
-    def contribution(self, chunks: range) -> torch.Tensor: ...
+    def contribution(self, chunks: range) -> torch.Tensor:
+        """This node's part of neighbouring chunks of one lane: 1-D, on the CPU, times its weight under "mean"."""
+        ...
 
-    def encoding(self, chunk: int) -> Encoding: ...
+    def encoding(self, chunk: int) -> Encoding:
+        """How values of a chunk travel."""
+        ...
 
 
 class Result(NamedTuple):
-    """Of a bundle: as it travels, and what it says; the same memory if that is exact."""
+    """The result of a bundle: as bytes of the wire, and decoded; the same memory if the encoding is exact."""
 
     chunks: range
     data: Buffer
@@ -66,18 +74,21 @@ class Result(NamedTuple):
 
 
 class InPlace(NamedTuple):
-    """A result that is this node's own part, of that weight. It lies where that does until somebody asks for it."""
+    """A result that is this node's contribution over `weight`, which is computed only when somebody asks for it."""
 
     chunks: range
     weight: float
 
 
 def additions(parts: dict[int, Array], whole: bool) -> list[tuple[Array, Array]]:
-    """What is to be added to what, in this order; sums take the place of their parts in `parts`.
+    """The additions (to, what) that are due, in order; in `parts`, each sum takes the place of its two parts.
 
-    The order is that of a tree over all children, so that a sum is the same to the bit whoever comes first, and parts
-    that are neighbours can be added before the others come. Of n children so at most half are kept until the last
-    comes, and log2(n) if just one is late. `whole`: no more come, so whose neighbour has sent nothing moves up alone.
+    Additions follow a binary tree over all children, in which node n is the sum of nodes 2n and 2n + 1. So a sum is
+    the same to the bit whichever child comes first, and two neighbours can be added before the others come: of n
+    children, at most half are kept until the last comes, and log2(n) if just one is late.
+    Args:
+        parts: By node of the tree.
+        whole: No more parts come, so one without a neighbour moves up alone.
     """
     pairs, waiting = [], sorted(parts)
     while len(waiting) > 1:
@@ -97,8 +108,8 @@ class AllReduce:
 
     Args:
         send_bulk: The transport's: (peer, header, payload, rank=..., turn=..., tag=...).
-        guarded: Look at what children send (docs/guard.md).
-        counters: Where parts that are dropped are counted.
+        guarded: Drop gradients of children that are not finite (docs/guard.md).
+        counters: Where dropped parts are counted.
     """
 
     def __init__(
@@ -115,16 +126,19 @@ class AllReduce:
         # By chunk: what our encodings have lost up to the last step, and what they lose in this one.
         self.lost: dict[int, Array] = {}
         self.losing: dict[int, Array] = {}
-        # Bundle: what children have sent. By place in a binary tree, whose node n stands on 2n and 2n + 1.
+        # By bundle: what children have sent, by node of the tree of `additions`.
         self.parts: dict[range, dict[int, Array]] = {}
         self.guarded = guarded
         self.counters: Counter[str] = Counter() if counters is None else counters
-        # Step: chunk: mean (or maximum) of its bundle.
+        # By step and chunk: the mean (or maximum) of its bundle.
         self.results: dict[int, dict[int, Result | InPlace]] = {}
         self.done = range(0)  # The last steps that are complete, and whose results are kept.
 
     def check(self, message: Up | Down, payload: zmq.Frame | Payload | None) -> None:
-        """Before the core counts on it. Raises: RemoteProtocolError for a payload that is not those chunks'."""
+        """Check a message before the core acts on it.
+
+        Raises: RemoteProtocolError if there are no such chunks of one lane, or the payload is not of their size.
+        """
         chunks = _chunks_of(message)
         if chunks.stop > len(self.lanes) or self.lanes[chunks[0]] != self.lanes[chunks[-1]]:
             raise RemoteProtocolError(
@@ -138,7 +152,10 @@ class AllReduce:
             )
 
     def perform(self, effect: AllReduceEffect) -> None:
-        """Do one effect. Numbers that are not finite are for the guard, and no warning, which may be an error."""
+        """Do one effect.
+
+        Without numpy's warnings, which a script may turn into errors: what is not finite is the guard's business.
+        """
         with np.errstate(all="ignore"):
             self._perform(effect)
 
@@ -159,15 +176,16 @@ class AllReduce:
             case SendDown():
                 self._send_down(effect)
             case ResetAttempt(but_sums=but_sums):
-                # But not what was lost: somebody may have the result of this attempt.
+                # `losing` stays: if another node has this attempt's result, all will apply that one.
                 self.parts.clear()
                 if not but_sums:
                     self.results = {step: each for step, each in self.results.items() if step in self.done}
 
     def completed(self, step: int, kept: int = 1) -> list[torch.Tensor] | None:
-        """The results of a step, by chunk; [] if nobody had samples. Of earlier ones, `kept` - 1 are not let go.
+        """End a step: from now on the results of the last `kept` steps are kept, this one among them.
 
-        None: they are this node's own part, and nobody else will ask for them.
+        Returns: its results by chunk, each 1-D; [] if nobody had samples; None if they are this node's own
+            contribution, left in place, and nobody else will ask for them.
         """
         self.parts.clear()
         results = self.results.setdefault(step, {})
@@ -180,7 +198,7 @@ class AllReduce:
         return None if stays else self.results_of(step)
 
     def results_of(self, step: int) -> list[torch.Tensor]:
-        """By chunk, as far as they are here: an empty one for each that this node does not keep; [] without any."""
+        """A step's results by chunk, each 1-D: empty for a chunk that this node does not keep; [] if it has none."""
         found = [torch.empty(0, device="cpu")] * len(self.lanes)
         results = self._whole(step)
         for result in _distinct(results):
@@ -189,7 +207,7 @@ class AllReduce:
         return found if results else []
 
     def _whole(self, step: int, chunks: range | None = None) -> dict[int, Result]:
-        """The results of a step, by chunk. What was left in place of these chunks is computed. Default: of all."""
+        """A step's results by chunk, after computing those of `chunks` (default: all) that were left in place."""
         results = self.results.get(step, {})
         for chunk in [*results] if chunks is None else chunks:
             result = results.get(chunk)
@@ -205,12 +223,12 @@ class AllReduce:
         return Result(left.chunks, data, self._decode(left.chunks, data))
 
     def _is_refused(self, step: int) -> bool:
-        """Does nobody apply these (docs/guard.md)?"""
+        """Is a gradient not finite in these results, so that all members refuse them (docs/guard.md)?"""
         judged = [each for each in _distinct(self._whole(step)) if self._is_judged(each.chunks)]
         return not all(_is_finite(each.values) for each in judged)
 
     def _is_judged(self, chunks: range) -> bool:
-        """Not those of buffers, which may hold infinity on purpose, as causal masks do."""
+        """Does the guard look at them? Not at buffers, which may hold infinity on purpose, as causal masks do."""
         return self.guarded and self.store.chunks[chunks.start].is_gradient
 
     # --- what chunks look like ---
@@ -222,7 +240,7 @@ class AllReduce:
         return np.maximum if self.store.lanes[self.lanes[chunks.start]].op == "max" else np.add
 
     def _sizes(self, chunks: range) -> list[int]:
-        """Elements of each."""
+        """Elements of each chunk."""
         return self.sizes[chunks.start : chunks.stop]
 
     def _wire_bytes(self, chunks: range) -> int:
@@ -235,7 +253,7 @@ class AllReduce:
         return np.concatenate([encoding.decode(part) for part in self._cut(chunks, data)])
 
     def _cut(self, chunks: range, data: Buffer) -> list[Buffer]:
-        """What travels, by chunk."""
+        """The bytes of each chunk in those of a bundle, for an encoding that is not elementwise."""
         ends = itertools.accumulate(map(self.encodings[chunks.start].size, self._sizes(chunks)), initial=0)
         return [memoryview(data)[start:stop] for start, stop in itertools.pairwise(ends)]
 
@@ -248,9 +266,12 @@ class AllReduce:
         return b"".join(self._encoded_with_loss(chunk, part, weight) for chunk, part in each)
 
     def _encoded_with_loss(self, chunk: int, values: Array, weight: float) -> Buffer:
-        """What goes over the wire. What it loses is kept in the unit of contributions: `weight` times the values."""
+        """One chunk as bytes, with what earlier encodings lost added (error feedback).
+
+        Losses are kept in the unit of contributions: `weight` is 1 for a sum, the total for a mean.
+        """
         encoding = self.encodings[chunk]
-        # A chunk without any gradient, as of the optimizer whose turn it is not, would bring to nobody what was lost.
+        # A chunk without any gradient, as of an optimizer whose turn it is not, is applied by nobody: keep the loss.
         if not values.any():
             self.losing.pop(chunk, None)
             return encoding.encode(values)
@@ -258,7 +279,7 @@ class AllReduce:
             values = values + self.lost[chunk] / np.float32(weight)
         data = encoding.encode(values)
         loss = (values - encoding.decode(data)) * np.float32(weight)
-        if not _is_finite(loss):  # Or every later step would have it, too.
+        if not _is_finite(loss):  # Or no later step would be finite.
             loss[~np.isfinite(loss)] = 0
         self.losing[chunk] = loss
         return data
@@ -270,10 +291,10 @@ class AllReduce:
     # --- sums ---
 
     def _accumulate(self, chunks: range, payload: zmq.Frame | Payload, place: int) -> None:
-        """Keep a child's part; adding is cheapest when all parts are there, and memory is bounded."""
+        """Keep a child's part. Adding is cheapest once all parts are there; early additions only bound memory."""
         parts, part = self.parts.setdefault(chunks, {}), self._decode(chunks, payload.buffer)
         if self._is_judged(chunks) and not _is_finite(part):
-            part[:] = 0  # With its weight: all chunks of a step keep one total, whoever dropped what.
+            part[:] = 0  # Its weight still counts: all chunks of a step must have the same total.
             self.counters["guard_dropped_parts"] += 1
         parts[FIRST_LEAF + place] = part
         if len(parts) > MAX_PARTS:
@@ -282,7 +303,7 @@ class AllReduce:
                 combine(into, other, out=into)
 
     def _sum(self, chunks: range, own: bool) -> Array:
-        """What came in plus, if `own`, our contribution; in memory that the receiver may keep."""
+        """What children sent plus, if `own`, our contribution; nobody writes to that memory before the next step."""
         parts = self.parts.pop(chunks, None)
         return self._add_up(chunks, parts, own) if parts else self._own(chunks)
 
@@ -297,11 +318,14 @@ class AllReduce:
         self.results.setdefault(step, {}).update(dict.fromkeys(chunks, result))
 
     def _scale(self, chunks: range, weight: float) -> float:
-        """What the sum of all is to be multiplied by."""
+        """What turns the sum of all into the result: 1 for a maximum."""
         return 1.0 if self._combine(chunks) is np.maximum else 1 / weight
 
     def _add_up(self, chunks: range, parts: dict[int, Array], own: bool, scale: float = 1.0) -> Array:
-        """scale * sum of all, or their maximum, in the memory of a part; by blocks that stay in the cache."""
+        """scale * sum (or maximum) of `parts` and, if `own`, our contribution; in the memory of one of the parts.
+
+        All is done to a block before the next, as it then is in the cache.
+        """
         combine, pairs = self._combine(chunks), additions(parts, whole=True)
         (total,) = parts.values()
         if own:
@@ -322,7 +346,7 @@ class AllReduce:
         self.results.setdefault(step, {}).update(dict.fromkeys(chunks, result))
 
     def _kept(self, step: int, chunks: range) -> Buffer:
-        """The result of these chunks as it travels; it may have come in other bundles."""
+        """The result of these chunks as bytes of the wire; it may have come in other bundles."""
         results = self._whole(step, chunks)
         if results[chunks.start].chunks == chunks:
             return results[chunks.start].data
@@ -338,20 +362,20 @@ class AllReduce:
         if payload is None and weight:
             if chunks.start in self.results[effect.step]:
                 payload = self._kept(effect.step, chunks)
-            else:  # The step has a weight by other chunks: it was found void in between.
+            else:  # Other chunks gave the step its weight; these have no result, as it was found void in between.
                 weight = 0.0
         message = Down(key=effect.key, step=effect.step, chunk=chunks.start, count=len(chunks), weight=weight)
         for peer in effect.peers:
             self._send(peer, message, payload if weight else None)
 
     def _send(self, peer: str, message: Up | Down, payload: Any) -> None:
-        """Earlier chunks overtake later ones: else results wait behind parts that nobody needs yet."""
+        """Earlier chunks overtake later ones, or results would wait behind parts that nobody needs yet."""
         turn = message.step, message.chunk
         self.send_bulk(peer, encode(message), payload, rank=Rank.CHUNK, turn=turn, tag=message)
 
 
 def _bundles(results: dict[int, Result], chunks: range) -> Iterator[Result]:
-    """Each that has some of the chunks, once, in order."""
+    """The results that have some of the chunks, each once, in order."""
     at = chunks.start
     while at < chunks.stop:
         yield results[at]
@@ -359,7 +383,7 @@ def _bundles(results: dict[int, Result], chunks: range) -> Iterator[Result]:
 
 
 def _distinct(results: dict[int, Result]) -> Iterator[Result]:
-    """Each that there is, once."""
+    """All results, each once however many chunks it is of."""
     return (result for chunk, result in results.items() if chunk == result.chunks.start)
 
 
@@ -368,6 +392,6 @@ def _chunks_of(message: Up | Down) -> range:
 
 
 def _is_finite(part: Array) -> bool:
-    """One fast pass, and a slow one only if the sum of finite numbers may have overflowed."""
+    """In one fast pass; a slow one follows only if the sum is not finite, as that of finite numbers may overflow."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(part.sum()) or np.isfinite(part).all())

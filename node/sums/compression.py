@@ -20,33 +20,33 @@ Compression = Literal["none", "bf16", "int8"]
 COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 
 BLOCK = 512
-"""Elements that share a scale: 0.8 % more bytes, and a large gradient rounds off few others."""
+"""Elements that share a scale: its 4 bytes add 0.8 %, and one large gradient coarsens at most 511 others."""
 
 UNSHARED = 32 << 10
-"""Elements that torch converts without calling in other threads, which are to train."""
+"""Elements to convert at once: so few that torch uses only the calling thread, and leaves other cores to training."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = Any  # bytes, memoryview, or a frame's buffer.
 
 
 class Encoding(Protocol):
-    """Of one chunk.
+    """How the values of one chunk become bytes, and bytes values: 1-D arrays of the lane's type.
 
     Attributes:
-        elementwise: Neighbouring chunks may be encoded as one. Else each by itself, and what that loses is added to
-            what is encoded next.
+        elementwise: Neighbouring chunks may be encoded as one. If not, each is encoded by itself, and what its
+            encoding loses is added to what is encoded next (error feedback).
     """
 
     elementwise: bool
 
     def size(self, elements: int) -> int:
-        """Bytes of so many elements."""
+        """Bytes that so many elements take."""
 
     def encode(self, values: Array) -> Buffer:
-        """May be memory of `values`."""
+        """`values` as bytes, perhaps in the same memory."""
 
     def decode(self, data: Buffer) -> Array:
-        """May be memory of `data`."""
+        """The values that `data` stands for, perhaps in the same memory."""
 
 
 class Exact:
@@ -88,9 +88,10 @@ class BFloat16:
 
 
 class Int8:
-    """Whole numbers from -127 to 127 times a scale for each BLOCK elements: all scales first, then all numbers.
+    """Integers from -127 to 127, times a scale for each BLOCK elements.
 
-    A block with something that is not finite is decoded to NaN as a whole.
+    Bytes: all scales (float32), then all integers (int8). A block with any value that is not finite is decoded to
+    NaN as a whole.
     """
 
     elementwise = False
@@ -106,7 +107,7 @@ class Int8:
             scales = np.maximum(blocks.max(axis=1), -blocks.min(axis=1)) / np.float32(127)
             scales[np.isinf(scales)] = np.nan
             factors = 1 / scales
-            factors[~np.isfinite(factors)] = 0  # Nothing there, or less than float32 can tell from nothing.
+            factors[~np.isfinite(factors)] = 0  # All zeros, or too small for 1 / scale to be finite.
             blocks *= factors[:, None]
             blocks[np.isnan(scales)] = 0
         data = np.empty(self.size(values.size), np.uint8)
@@ -126,7 +127,7 @@ class Int8:
 
 
 def encoding_of(compression: Compression, dtype: np.dtype[Any], is_gradient: bool) -> Encoding:
-    """Buffers, wide floats and what is not a mean stay as they are."""
+    """The encoding of a chunk: exact but for float32 gradients, the only ones that are compressed."""
     if is_gradient and dtype == np.float32 and compression != "none":
         return BFloat16() if compression == "bf16" else Int8()
     return Exact(dtype)

@@ -1,7 +1,7 @@
-"""Gradients, and the buffers that forward changes, handed to the overlay's all-reduce in chunks, and taken back.
+"""Hands gradients, and buffers that forward changes, to the all-reduce in chunks, and takes results back.
 
-The reducer sees chunks: every member contributes its weighted values of chunk c, the root of the chunk's tree
-adds them, divides by the total weight and broadcasts,
+The reducer (all_reduce.py) sees chunks: every member contributes its weighted values of chunk c, the root of the
+chunk's tree adds them, divides by the total weight and broadcasts,
 
     g = sum_i n_i g_i / sum_i n_i        (n_i samples on node i)
 
@@ -32,7 +32,8 @@ from .compression import Compression, Encoding, encoding_of
 from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of
 from .staging import Staging
 
-LARGE = 16384  # Elements of a gradient from which on a digest is faster than a copy to compare it with.
+# Elements. For a gradient of this size or more, a digest tells faster whether it has changed than a comparison.
+LARGE = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class _AsSent:
 
 
 class _InPlace(NamedTuple):
-    """A contribution that is not written: the gradients, as they are from a moment on, and buffers by lane."""
+    """A contribution not written to the lanes: the gradients, which are final at `moment`, and buffers by lane."""
 
     grads: list[torch.Tensor | None]
     weight: float
@@ -61,7 +62,7 @@ class Finished:
     Attributes:
         present: One bit per parameter with a gradient here and per buffer that changed here, lowest first.
             Members' masks combine by bitwise or.
-        chunks: Those not handed over before, or handed over wrongly: their contributions are final now.
+        chunks: Those not handed over before, or handed over wrongly. Their contributions are final now.
         retracted: Chunks handed over during backward were wrong. All are in `chunks` again; start over.
     """
 
@@ -86,17 +87,18 @@ class Gradients:
     pay for an aborted attempt each time. What a backward handed over that the script then gave up (`arm` again
     without `finish` or `empty`) is retracted, too.
 
-    A node alone has nobody to send them to, and the mean of one is itself: gradients stay where they are. Should
-    somebody be there after all, the reducer asks for the contribution, and only then is it written.
+    While this node is alone, the mean is its own gradient, so gradients stay where they are. If another node comes
+    in the middle of a step, the reducer asks for the contribution, and only then is it written to the lanes.
 
     Attributes:
         alone: Is this node the only one, as far as the training thread knows?
     Args:
         chunk_bytes: Size of a chunk; the last of a lane is smaller. None: what suits the model.
         on_chunks_ready: Called with neighbouring chunks once their contribution is complete, each once per step, in
-            the thread that runs backward. Must return quickly and not raise.
+            the thread that runs backward or, where devices have one, that of `Crossing`. Must return quickly and
+            not raise.
         compression: What float32 gradients are on the wire (compression.py).
-        trained: The parameters that the optimizer has; what others have for gradients stays here, and where it is.
+        trained: The parameters that the optimizer has. Gradients of others are neither sent nor changed.
             Default: all.
     Raises: ConfigError for a parameter that cannot be averaged, by name.
     """
@@ -117,7 +119,7 @@ class Gradients:
             )
         self.chunk_bytes, self.compression = chunk_bytes, compression
         self._layout = layout = LaneLayout(model, chunk_bytes, trained)
-        # So many of the first bits of `present` are parameters'.
+        # The first bits of `present` are parameters', so many; the others are buffers'.
         self.parameter_count = len(layout.parameters)
         self.lanes, self.chunks = layout.lanes, layout.chunks
         self._parameters, self._buffers = layout.parameters, layout.buffers
@@ -134,9 +136,10 @@ class Gradients:
         self.bundle(1)
 
         self.alone = False
-        self._in_place: _InPlace | None = None  # What may be adopted in place.
-        self._unwritten = False  # Is that the contribution, and has nobody asked for it?
-        # Were the last gradients adopted in place? The optimizer may have changed them since.
+        self._in_place: _InPlace | None = None  # Gradients taken out of `.grad`, to be put back by `adopt`.
+        # Is `_in_place` still the contribution, as nobody has asked to have that written?
+        self._unwritten = False
+        # Were the last gradients put back without being written? The optimizer may have changed them since.
         self._let_go = False
         self._eager_allowed = True
         self.had_backward = False  # In the step under way, whatever has become of its gradients.
@@ -146,7 +149,7 @@ class Gradients:
         self._handed_over = bytearray(len(self.chunks))
         self._is_over = True  # Has the step that `arm` began come to `finish` or `empty`?
         self._given_up = False  # Have chunks left of a backward that came to neither?
-        self._as_sent: list[_AsSent] = []  # Keeps alive no gradient of an earlier step.
+        self._as_sent: list[_AsSent] = []  # Emptied at the end of a step, or it would keep gradients alive.
         self._lock = threading.Lock()  # Backward has one thread per device.
         self._hooks = [
             holder.register_post_accumulate_grad_hook(self._hook(index))
@@ -156,15 +159,15 @@ class Gradients:
         self.rebase()
 
     def bundle(self, size: int) -> None:
-        """Hand over so many neighbouring chunks at once, as they travel: each time costs backward a little.
+        """From now on hand over so many neighbouring chunks at once, as many as travel as one message.
 
-        Between two steps only.
+        Each call of `on_chunks_ready` costs backward a little. To be called between two steps.
         """
         if size == self._bundle:
             return
         self._bundle, self._bundles = size, bundles(len(self.chunks), size, self.borders)
         bundle_of = {chunk: index for index, chunks in enumerate(self._bundles) for chunk in chunks}
-        self._parameters_in: list[list[int]] = [[] for _ in self._bundles]  # One of buffers has none.
+        self._parameters_in: list[list[int]] = [[] for _ in self._bundles]  # A bundle of buffers has none.
         for index, place in enumerate(self._parameters):
             chunks_here = self._layout.chunks_at(place)
             self._bundles_of[index][:] = sorted({bundle_of[chunk] for chunk in chunks_here})
@@ -182,10 +185,10 @@ class Gradients:
             weight: Samples in this node's batch, if known already: chunks are handed over during backward.
                 None if not: `finish` hands over all of them.
         """
-        self._arrived()
+        self._wait_for_crossing()
         with self._lock:
             self._in_place, self._unwritten, self._let_go = None, False, False
-        # Whoever has those takes them for this step's, as chunks come once: nothing else may leave before `finish`.
+        # Peers would take chunks that have left for this step's: no others may leave before `finish` retracts them.
         self._given_up = not self._is_over and (self._given_up or any(self._handed_over))
         self._is_over = False
         self._fired[:] = bytes(len(self._fired))
@@ -203,7 +206,7 @@ class Gradients:
         def on_gradient(parameter: torch.Tensor) -> None:
             weight, self.had_backward = self._weight, True
             if weight is None or fired[index]:
-                return  # If it had been written already, finish() notices.
+                return  # If its gradient was written already, finish() notices the change.
             with lock:
                 if self._weight is None:
                     return  # Another thread has ended the step meanwhile.
@@ -231,8 +234,8 @@ class Gradients:
         else:
             self._crossing.then(partial(self._on_chunks_ready, chunks))
 
-    def _arrived(self) -> None:
-        """Until what has been handed over has left its device, and was told of."""
+    def _wait_for_crossing(self) -> None:
+        """Wait until all that was handed over has left its device, and `on_chunks_ready` was called for it."""
         if self._crossing is not None:
             self._crossing.wait()
 
@@ -248,18 +251,19 @@ class Gradients:
         for name, parameter in self._frozen:
             if parameter.requires_grad and parameter.grad is not None:
                 raise thawed(repr(name))
-        self._arrived()
+        self._wait_for_crossing()
         handed_over = any(self._handed_over)
         retracted = handed_over and (weight != self._weight or self._outdated(weight))
         self._weight = None
         if retracted:
             self._eager_allowed = False
-            self._given_up = True  # To be told also if what follows raises, and the script tries again.
+            # The reducer must hear of it also if what follows raises, and the script tries again.
+            self._given_up = True
             self._handed_over[:] = bytes(len(self._handed_over))
             self._written[:] = bytes(len(self._written))
         unwritten = [index for index, written in enumerate(self._written) if not written]
         chunks = [index for index, gone in enumerate(self._handed_over) if not gone]
-        # If another lies there, an error of the script came between, and its step is yet to be adopted.
+        # If `_in_place` is taken, an error of the script has interrupted a step that is yet to be adopted.
         may_stay = self.alone and self._in_place is None and self.compression == "none"
         stays = may_stay and weight > 0 and len(chunks) == len(self.chunks)
         if stays:
@@ -268,7 +272,7 @@ class Gradients:
             self._unwritten = False
             self._write(unwritten, weight)
         present = self._present(self._staging.write_buffers(self._agreed, 1.0 if stays else weight), weight)
-        self._arrived()
+        self._wait_for_crossing()
         self._forget()
         if stays:
             self._leave_in_place(weight)
@@ -278,8 +282,8 @@ class Gradients:
         """End the step without a contribution: no samples, and no chunk of data to send."""
         with self._lock:
             retracted, self._weight = self._given_up or any(self._handed_over), None
-        self._arrived()
-        self._write_late()  # Of a step that an error of the script came between, and that may not be over.
+        self._wait_for_crossing()
+        self._write_late()  # The contribution of a step that an error of the script interrupted, if it is not over.
         present = self._present(self._staging.write_buffers(self._agreed, 0.0), 0.0)
         self._forget()
         return Finished(present, [], retracted)
@@ -298,7 +302,7 @@ class Gradients:
         become None. Buffers that somebody changed are overwritten in place.
         Args:
             present: The bitwise or of all members' masks.
-            results: By chunk, 1-D; they are only read. None: those that were contributed, which are in place.
+            results: By chunk, 1-D; they are only read. None: they equal the contribution, which was left in place.
         Raises: MalformedMessage if the mask has another length than ours.
         """
         expected = (self._layout.bits + 7) // 8
@@ -328,7 +332,7 @@ class Gradients:
                 agreed[start : start + value.numel()].copy_(value.reshape(-1))
 
     def _leave_in_place(self, weight: float) -> None:
-        """Take the gradients out of `.grad` until they are adopted: what the script does there is of another step."""
+        """Take the gradients out of `.grad` until `adopt`: what the script puts there meanwhile is another step's."""
         grads = [holder.grad for holder in self._holders]
         buffers = [self._staging.buffers(number).clone() for number in range(len(self.lanes))]
         self._in_place = _InPlace(grads, weight, Moment(self._layout.devices), buffers)
@@ -337,7 +341,7 @@ class Gradients:
             holder.grad = None
 
     def _adopt_in_place(self) -> None:
-        """Nobody may ask for the contribution any more."""
+        """Put the gradients back into `.grad`. They may change now: nobody may ask for the contribution any more."""
         assert self._in_place is not None, "nothing was left in place"
         with self._lock:
             left, self._in_place = self._in_place, None
@@ -347,9 +351,9 @@ class Gradients:
         self._agreed = left.buffers
 
     def _write_late(self) -> None:
-        """Write what has been left in place so far."""
+        """Write the contribution to the lanes if it was left in place."""
         if not self._unwritten:
-            return  # Without the lock: backward holds it while it writes, and the loop serves all links.
+            return  # Asked without the lock, for which the loop's thread would wait while backward writes.
         with self._lock:
             if self._unwritten and (late := self._in_place) is not None:
                 self._staging.write_late(late.grads, late.weight, late.moment)
@@ -372,7 +376,7 @@ class Gradients:
         return self.lanes[first.lane].contribution[first.start : last.stop]
 
     def encoding(self, chunk: int) -> Encoding:
-        """What a chunk looks like on the wire."""
+        """How a chunk looks on the wire."""
         lane = self.lanes[self.chunks[chunk].lane]
         return encoding_of(self.compression, lane.contribution.numpy().dtype, self.chunks[chunk].is_gradient)
 
@@ -383,21 +387,24 @@ class Gradients:
 
     @property
     def total_bytes(self) -> int:
-        """Of what a step sums, on the wire."""
+        """Bytes on the wire of all that a step sums."""
         return sum(self.encoding(each.index).size(each.stop - each.start) for each in self.chunks)
 
     def is_zero(self) -> bool:
-        """Whether no parameter has a gradient that is not all zeros, or has left one; reads until it finds one."""
+        """Are all gradients of this step zero or absent, in `.grad` or left in place?"""
         grads = self._grads(range(len(self._holders))) if self._in_place is None else self._in_place.grads
         return not any(grad is not None and bool(grad.count_nonzero()) for grad in grads)
 
     def agreed(self) -> list[tuple[str, torch.Tensor]]:
-        """The buffers as all members hold them between two steps, whatever forward has done to ours since."""
+        """The buffers as all members held them after the last step, whatever forward has done to ours since.
+
+        Returns: (name, values), 1-D, of each lane that has buffers.
+        """
         names = [f"buffers of {lane.dtype}".replace("torch.", "") for lane in self.lanes]
         return [(name, agreed) for name, agreed in zip(names, self._agreed, strict=True) if agreed.numel()]
 
     def strangers(self, model: nn.Module) -> list[str]:
-        """Parameters of the model with a gradient that it did not have at construction: added or replaced since."""
+        """Names of parameters that have a gradient and were added to the model, or replaced, since construction."""
         named = model.named_parameters()
         return [name for name, p in named if p.grad is not None and id(p) not in self._known]
 
@@ -417,7 +424,7 @@ class Gradients:
                 buffer.copy_(agreed[start : start + buffer.numel()].view(buffer.shape))
 
     def spoilt(self) -> str | None:
-        """The buffer in which this step's forward made a number not finite that was finite when all agreed on it."""
+        """The name of a buffer with a number that was finite when all agreed on it and, since forward, is not."""
         for number, (agreed, places) in enumerate(zip(self._agreed, self._buffers, strict=True)):
             values = self._layout.gather_buffers(number)
             wrong = (agreed.isfinite() & ~values.isfinite()).nonzero()
@@ -489,17 +496,18 @@ def _versions(grads: Iterable[torch.Tensor | None]) -> list[int]:
 
 
 def _grad_of(holder: nn.Parameter) -> torch.Tensor:
-    """A tensor that is its gradient, to be written; what it holds may be anything."""
+    """The parameter's `.grad` to be overwritten, made or replaced if it cannot be written to."""
     grad = holder.grad
-    # torch.autograd.grad(), of which scripts put in what it returns, may expand one number to many.
+    # Scripts put in what torch.autograd.grad() returns, which may be one number expanded to many.
     if grad is None or is_read_only(grad):
-        dtype = getattr(holder, "grad_dtype", None)  # Which newer torches have: another than the parameter's.
+        # Newer releases of torch allow another than the parameter's.
+        dtype = getattr(holder, "grad_dtype", None)
         grad = holder.grad = torch.empty_like(holder, dtype=dtype)
     return grad
 
 
 def _digest(grad: torch.Tensor | None) -> int:
-    """Of the bytes of a gradient in this machine's memory; 0 of others, which are compared instead."""
+    """A hash of the bytes of a gradient on the CPU; 0 for others, which are compared in another way."""
     if grad is None or grad.device.type != "cpu":
         return 0
     flat = grad.detach().resolve_neg().reshape(-1)

@@ -19,11 +19,11 @@ from ..devices import accelerators, to_device, widened
 from ..state.flat_state import device_runs, dtype_name
 from ..state.training_state import BufferSlot, buffer_slots, check_buffer, check_parameter
 
-# As small as slow links need them, to be busy from the first to the last. Where links are fast, several travel as one
-# message (protocols/sums.py), for each message costs its handling.
+# Small enough that slow links are busy all the time. On fast links several chunks travel as one message
+# (protocols/sums.py), as handling has a price per message.
 USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
-SMALL = 4096  # Elements.
-CROSSING_BYTES = 8 << 20  # Of results, to a device at once: each time costs several calls of its driver.
+SMALL = 4096  # Elements. Of smaller tensors on average, torch's flattening is faster than a view of each.
+CROSSING_BYTES = 8 << 20  # Of results, to a device at once: each crossing takes several calls of its driver.
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).
 
 _KINDS = {torch.float32: "floats of 32 bits or less", torch.float64: "float64", torch.int64: "whole numbers"}
@@ -32,7 +32,7 @@ _KINDS = {torch.float32: "floats of 32 bits or less", torch.float64: "float64", 
 def averaged(
     model: nn.Module, trained: Collection[nn.Parameter] | None = None
 ) -> list[tuple[str, nn.Parameter]]:
-    """The parameters whose gradients travel: not frozen, and of those that the optimizer has. Default: all."""
+    """The parameters whose gradients travel, by name: not frozen, and in `trained` (default: all)."""
     named = model.named_parameters()
     return [(name, p) for name, p in named if p.requires_grad and (trained is None or p in trained)]
 
@@ -59,13 +59,13 @@ def averaged_buffers(model: nn.Module) -> list[BufferSlot]:
 
 
 def whole_numbers(model: nn.Module) -> dict[str, int]:
-    """Bytes that each buffer of whole numbers or bools is in every step, changed or not: 8 a number."""
+    """Bytes that each buffer of integers or bools adds to every step, changed or not: 8 a number. By name."""
     tensors = [(slot.name, slot.tensor) for slot in averaged_buffers(model)]
     return {name: 8 * t.numel() for name, t in tensors if t is not None and _lane_dtype(t) == torch.int64}
 
 
 def chunk_bytes_of(total: int) -> int:
-    """What the all-reduce of so many bytes of gradients moves as one, unless the user says otherwise."""
+    """The size of a chunk, in bytes, for `total` bytes of gradients, unless the user sets one."""
     return min(max(-(-total // USUAL_CHUNKS), LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES)
 
 
@@ -96,7 +96,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a parameter or a buffer lies: elements [start, stop) of lane number `lane`. No other is equal to it."""
+    """Where a parameter or a buffer lies: elements [start, stop) of lane number `lane`. Compared by identity."""
 
     name: str
     holder: nn.Parameter | BufferSlot
@@ -108,11 +108,14 @@ class Place:
 
     @property
     def is_flat(self) -> bool:
-        """Has it one dimension, for as long as it lives?"""
+        """Is it 1-D for good? A module may replace a buffer by one of another shape."""
         return isinstance(self.holder, nn.Parameter) and self.holder.dim() == 1
 
     def buffer(self) -> torch.Tensor:
-        """The numbers of the tensor there now; modules may put in another one at any forward."""
+        """The real numbers of the tensor that is there now: modules may put in another one at any forward.
+
+        Raises: ConfigError if that has another size or kind than at construction.
+        """
         assert isinstance(self.holder, BufferSlot)
         tensor = self.holder.writable
         if tensor is None or _reals(tensor).numel() != self.stop - self.start:
@@ -132,11 +135,12 @@ class Place:
 
 @dataclass(slots=True)
 class _Way:
-    """Elements [begin, stop) of some chunks are what targets [first, last) are to be; or part of one, from `at` on.
+    """A copy in `LaneLayout.spread`: elements [begin, stop) of these joined chunks, to targets [first, last).
 
     Attributes:
-        sizes: Of those targets.
-        is_flat: Have all of them one dimension?
+        is_part: Goes to a part of one target only, from its element `at` on.
+        sizes: Elements for each target.
+        is_flat: Are all targets 1-D?
     """
 
     chunks: range
@@ -152,7 +156,7 @@ class _Way:
 
 
 class LaneLayout:
-    """What lies where; a function of the model alone.
+    """What lies where in the lanes; a function of the model and `chunk_bytes` alone, so equal on all nodes.
 
     Parameters lie in the reverse of their order in `model.parameters()`, as backward reaches the last layers
     first, and buffers follow in chunks of their own. Up to 32 bits travel as float32, float64 as it is, integers
@@ -161,7 +165,7 @@ class LaneLayout:
 
     Attributes:
         devices: Accelerators that the model lies on; then lanes are in pinned memory.
-        bits: So many parameters and averaged buffers there are, each with a bit of its own in `present`.
+        bits: Number of parameters and averaged buffers; each has a bit of its own in `present`.
     Raises: ConfigError for a parameter or buffer that cannot be averaged, by name.
     """
 
@@ -170,7 +174,7 @@ class LaneLayout:
     ) -> None:
         self.lanes: list[Lane] = []
         self.chunks: list[Chunk] = []
-        self.parameters: list[Place] = []  # In lane order, hence neighbors are neighbors in memory.
+        self.parameters: list[Place] = []  # In lane order: neighbours here are neighbours in memory.
         self.buffers: list[list[Place]] = []  # By lane.
         parameters = averaged(model, trained)
         buffers = averaged_buffers(model)
@@ -220,7 +224,7 @@ class LaneLayout:
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The chunks that are of another lane than the one before them, or of buffers after gradients."""
+        """The chunks with which another lane begins, or buffers after gradients."""
         return tuple(
             chunk.index
             for before, chunk in itertools.pairwise(self.chunks)
@@ -232,7 +236,7 @@ class LaneLayout:
         return self._chunks_of[place]
 
     def gather_buffers(self, lane: int) -> torch.Tensor:
-        """The buffers of a lane as they are, in their place of its contribution."""
+        """Copy the buffers of a lane, unweighted, to their place in its contribution. Returns: that place, 1-D."""
         places, contribution = self.buffers[lane], self.lanes[lane].contribution
         if not places:
             return contribution[:0]
@@ -243,12 +247,16 @@ class LaneLayout:
     def spread(
         self, places: list[Place], targets: list[torch.Tensor], results: Sequence[torch.Tensor]
     ) -> None:
-        """Copy results to `targets`, which lie at `places`. To a device several neighbouring chunks cross at once."""
+        """Copy `results`, by chunk, to `targets`, the tensors of `places`.
+
+        To a device, neighbouring chunks cross together.
+        """
         wanted = ([*places], [target.device for target in targets])
         if self._ways_of != wanted:  # Hardly ever: steps are alike, and there may be thousands of places.
             self._ways_of, self._ways = wanted, self._plan(*wanted)
-        halves: dict[int, torch.Tensor] = {}  # What lies in several chunks, and is put together first.
-        crossed: tuple[range, torch.device | None] = range(0), None  # Once for all that lies in it.
+        halves: dict[int, torch.Tensor] = {}  # By target: one that lies in several chunks, flat.
+        # The chunks in `whole`, and its device: they cross once for all that lies in them.
+        crossed: tuple[range, torch.device | None] = range(0), None
         for way in self._ways:
             if way.device.type == "cpu":
                 whole = results[way.chunks[0]]
@@ -257,7 +265,7 @@ class LaneLayout:
             result = whole[way.begin : way.stop]
             if not way.is_part:
                 run = targets[way.first : way.last]
-                # Splitting takes a third of the time, and fits as long as all of them are flat.
+                # split() takes a third of the time, but gives flat tensors.
                 values = result.split(way.sizes) if way.is_flat else _unflatten_dense_tensors(result, run)
                 torch._foreach_copy_(run, list(values))
                 continue
@@ -272,11 +280,12 @@ class LaneLayout:
                 targets[index].copy_(flat.view(targets[index].shape))
 
     def _at(self, device: torch.device, results: Sequence[torch.Tensor], chunks: range) -> torch.Tensor:
+        """The results of these chunks on `device`, joined."""
         parts = results[chunks.start : chunks.stop]
         return to_device(parts, device) if device in self.devices else torch.cat([*parts]).to(device)
 
     def _plan(self, places: Sequence[Place], devices: Sequence[torch.device]) -> list[_Way]:
-        """How results get to these places: those one behind the other in a chunk, and on one device, together."""
+        """The copies that fill these places; those in a row, in the same chunks and on one device, are one copy."""
         ways: list[_Way] = []
         for number, (place, device) in enumerate(zip(places, devices, strict=True)):
             for chunks in self._pieces(place, device):
@@ -302,7 +311,7 @@ class LaneLayout:
         return ways
 
     def _pieces(self, place: Place, device: torch.device) -> list[range]:
-        """The chunks that a place lies in, as they get to its device."""
+        """The chunks that a place lies in, grouped as they go to `device`."""
         here = self.chunks_at(place)
         if device.type == "cpu":
             return [range(chunk, chunk + 1) for chunk in here]
@@ -319,7 +328,7 @@ def stage(contribution: torch.Tensor, tensors: Sequence[torch.Tensor], weight: f
     for run in device_runs(tensors):
         stop = start + sum(map(torch.Tensor.numel, run))
         target = contribution[start:stop]
-        # A view of each small one would take longer than what it is for.
+        # To make a view of each small tensor would take longer than to copy it.
         small = stop - start < SMALL * len(run)
         if run[0].device.type != "cpu":
             target.copy_(widened(run, dtype, weight))
@@ -329,7 +338,7 @@ def stage(contribution: torch.Tensor, tensors: Sequence[torch.Tensor], weight: f
                 torch.mul(joined, weight, out=target)
             else:
                 torch.mul(target.copy_(joined), weight, out=target)
-        else:  # In place, for fresh memory costs more than another pass.
+        else:  # In two passes over `target`: fresh memory would cost more.
             torch.cat([tensor.detach().reshape(-1) for tensor in run], out=target)
             if weight != 1:
                 target.mul_(weight)
@@ -351,7 +360,7 @@ def _promotes(dtype: torch.dtype, to: torch.dtype) -> bool:
 
 
 def int_like(dtype: torch.dtype) -> torch.dtype:
-    """Of the same size, so that values can be compared to the bit: nan is nan then."""
+    """The integer type of the same size, to compare values by their bits: then nan equals nan."""
     return torch.int32 if dtype == torch.float32 else torch.int64
 
 
@@ -360,7 +369,7 @@ def _reals(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks_at(place: Place, ends: Sequence[tuple[int, int]]) -> range:
-    """`ends`: the lane of each chunk, and where it stops there."""
+    """The chunks that `place` lies in. `ends`: (lane, stop) of each chunk."""
     if place.start == place.stop:
         return range(0)
     first = bisect_left(ends, (place.lane, place.start + 1))

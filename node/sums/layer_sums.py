@@ -1,17 +1,19 @@
 """Gradients of layers, added up over micro-batches, as chunks of the all-reduce.
 
-Which member computes which micro-batch changes with every plan, and floating-point sums hang on their order. So that
-training is the same to the bit whoever computes what, the gradient of each micro-batch is rounded to a grid that all
-members have agreed on, so coarse that float64 holds every sum of its points exactly: then no order can matter.
+Which member computes which micro-batch changes with every plan, and floating-point sums depend on their order. So
+that training is the same to the bit whoever computes what, the gradient of each micro-batch is rounded to a multiple
+of u (the grid, the same on all members), so coarse that float64 holds every sum of such multiples exactly. Then no
+order matters (docs/design.md, "Sums that hang on no order: a grid").
 
-    u = 2^(top + s - 52)     for gradients below 2^top in size, 2^s at least as many as are added
+    u = 2^(top + s - 52)     for gradients, times their samples, below 2^top in size; at most 2^s of them are added
 
-That is finer than float32 for the largest gradients of a group, and as fine for those of a ten-thousandth. `top`
-follows the gradients of the last step. One that it does not fit makes the step count for nothing, and raises it.
+For the largest gradients of a group, that is finer than float32; for those of a ten-thousandth of their size, as
+fine. After each step, `top` is set from its gradients. A gradient that reaches 2^top makes the step count for
+nothing, and raises `top`.
 
-Each parameter lies with those that the same layers use: of a tied one both of its layers contribute a part.
+Parameters that the same layers use form a group. Each layer that uses a tied parameter adds a part to its sum.
 
-Gradients of a device are added up there, and only their sum crosses to this machine's memory.
+Gradients on a device are added up there, and only their sum crosses to this machine's memory.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from ..state.training_state import check_parameter, sparse_gradient, thawed
 from .compression import Encoding, Exact
 from .lanes import Chunk, Lane, chunk_bytes_of
 
-# Powers of two: at first, above the last gradients, and by so much more for one that does not fit.
+# Of `top`: at first; how far it is above the last gradients; by how much one that does not fit raises it.
 FIRST_TOP, ROOM, GROWS = 10, 6, 16
 MANTISSA = 52
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A parameter, which lies at [start, stop) of its lane; bit number `bit` says that it has a gradient."""
+    """A parameter: elements [start, stop) of lane 0. Bit number `bit` of `present` says that it has a gradient."""
 
     parameter: nn.Parameter
     bit: int
@@ -48,7 +50,7 @@ class _Place:
 
 
 class _OnDevice(NamedTuple):
-    """What a step has of a group so far: the sum, and whether anything did not fit into it, a bool."""
+    """What a step has added of a group so far, on its device: the sum, and a bool: was any gradient too large?"""
 
     total: torch.Tensor
     over: torch.Tensor
@@ -56,14 +58,14 @@ class _OnDevice(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """Parameters that the same layers use, in these chunks. `top`: see the module. `due`: of these, who adds here."""
+    """Parameters that the same layers (`users`) use, in these chunks. `top`: see the module."""
 
     users: tuple[int, ...]
     places: list[_Place]
     chunks: range
     top: int = FIRST_TOP
     samples: float = 0.0  # Behind what was added here in this step, once for each layer.
-    due: set[int] = field(default_factory=set)
+    due: set[int] = field(default_factory=set)  # Users whose gradients this node has yet to add in this step.
     has_memory: bool = False
     on_device: _OnDevice | None = None
 
@@ -79,14 +81,16 @@ class _Group:
 
 
 Norms = dict[int, tuple[float, float]]
-"""By group, of its summed gradient: the largest value in size, and the sum of all squares."""
+"""By group, of its mean gradient: the largest absolute value, and the sum of squares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What a step has brought. `fits`: whether all gradients were within the grid; if not, they count for nothing.
+    """What a step has brought.
 
-    `losses`: by micro-batch, each times its samples.
+    Attributes:
+        fits: Were all gradients below 2^top? If not, the step counts for nothing.
+        losses: By micro-batch, each times its samples.
     """
 
     fits: bool
@@ -97,9 +101,9 @@ class LayerSums:
     """The store of an engine whose members compute different layers (ChunkStore).
 
     Args:
-        layers: Of the model, in their order.
-        micro_batches: Of a step, at most.
-        exact: Sums in float64, on a grid. Else in float32, in the order of the trees.
+        layers: The model's, in their order.
+        micro_batches: At most so many a step.
+        exact: Sum in float64, on a grid. Else in float32, in the order of the trees, which rounds.
     Raises: ConfigError for a parameter that cannot be summed, by name.
     """
 
@@ -115,7 +119,7 @@ class LayerSums:
         elements = sum(parameter.numel() for parameter in users)
         most = chunk_bytes_of(elements * dtype.itemsize) // dtype.itemsize
         at = 0
-        # As backward comes to the last layers first, and what comes first is sent first.
+        # Last layers first: backward comes to them first, and the first chunks are sent first.
         for group in sorted(set(users.values()), key=lambda each: (-max(each), each)):
             mine = [parameter for parameter, those in users.items() if those == group]
             at = self._add_group(group, mine, at, most)
@@ -150,7 +154,7 @@ class LayerSums:
 
     # --- what the all-reduce asks ---
 
-    stays = False  # What is added is zeros again before the next step.
+    stays = False  # `begin` clears the sums, so results must not lie in them.
 
     def contribution(self, chunks: range) -> torch.Tensor:
         """See ChunkStore."""
@@ -163,15 +167,15 @@ class LayerSums:
 
     @property
     def total_bytes(self) -> int:
-        """Of what a step sums."""
+        """Bytes of all that a step sums."""
         return sum(lane.contribution.nbytes for lane in self.lanes)
 
     # --- a step ---
 
     def begin(self, layers: Collection[int]) -> list[range]:
-        """Nothing is added yet, and these layers will be. What was added before must have been sent.
+        """Start a step in which this node adds gradients of these layers. The last step's sums must have been sent.
 
-        Returns: the chunks that get nothing here.
+        Returns: the chunks to which this node adds nothing.
         """
         for parameter in self._place:
             parameter.grad = None  # The script may have gone back through the model by itself.
@@ -189,7 +193,7 @@ class LayerSums:
         return [group.chunks for group in self.groups if group.chunks and not group.due]
 
     def _make_room(self, group: _Group) -> None:
-        """For a sum, zero yet: on the device of its parameters, if that can add; else where it travels from."""
+        """Set a group's sum to zero: on its parameters' device if that can add in this type, else in the lane."""
         dtype, device = self.lanes[0].dtype, group.places[0].parameter.device
         if device.type != "cpu" and (dtype != torch.float64 or has_doubles(device)):
             total = torch.zeros(group.stop - group.start, dtype=dtype, device=device)
@@ -201,7 +205,7 @@ class LayerSums:
         return self.lanes[0].contribution[group.start : group.stop]
 
     def _let_go(self, group: _Group) -> None:
-        """Other members compute its layers now. Of pages, only those that it has alone."""
+        """Give back the memory of a group whose layers other members compute: the pages that are all its own."""
         size = self.lanes[0].dtype.itemsize
         start = -(-group.start * size // mmap.PAGESIZE) * mmap.PAGESIZE
         length = group.stop * size // mmap.PAGESIZE * mmap.PAGESIZE - start
@@ -210,9 +214,9 @@ class LayerSums:
         group.has_memory = False
 
     def finish(self, layers: Collection[int]) -> list[tuple[range, float]]:
-        """All has been added of these layers. Waits for their device.
+        """All gradients of these layers have been added. Waits for their device.
 
-        Returns: the chunks that are whole by that, and the samples behind them.
+        Returns: (chunks, samples behind them) of each group whose sum is complete now.
         """
         whole = []
         for group in self.groups:
@@ -224,7 +228,7 @@ class LayerSums:
         return whole
 
     def _cross(self, group: _Group) -> None:
-        """Bring its sum from the device to where it travels from."""
+        """Copy a group's sum from its device to the lane."""
         if (there := group.on_device) is not None:
             self._contribution(group).copy_(there.total)
             if there.over:
@@ -235,7 +239,7 @@ class LayerSums:
         self._present[len(self._bit) + self.groups.index(group)] = True
 
     def abandon(self) -> list[range]:
-        """Nothing more will be added, and what was counts for nothing. Returns: the chunks that are not whole."""
+        """Give the step up: nothing more is added. Returns: the chunks whose sums are not complete."""
         left = [group.chunks for group in self.groups if group.chunks and group.due]
         for group in self.groups:
             group.due, group.on_device = set(), None
@@ -243,9 +247,9 @@ class LayerSums:
 
     @torch.no_grad()
     def add(self, layer: nn.Module, samples: int) -> None:
-        """One micro-batch has gone back through `layer`: its mean gradients, times its samples, are added.
+        """Take the mean gradients of one micro-batch out of `.grad`, and add them, times its samples.
 
-        Takes them out of `.grad`. Raises: ConfigError for a gradient that cannot be added, by name.
+        Raises: ConfigError for a gradient that cannot be added, by name.
         """
         groups = set[int]()
         for name, parameter in layer.named_parameters():
@@ -277,7 +281,7 @@ class LayerSums:
         if not self.exact:
             total.add_(values, alpha=samples)
             return
-        if there is not None:  # Read once the sum is whole: each look would wait for the device.
+        if there is not None:  # `over` is read when the sum is complete: each look would wait for the device.
             there.over.logical_or_(samples * _largest_there(values) >= 2.0**group.top)
         elif samples * _largest(here) >= 2.0**group.top:
             self._does_not_fit(group)
@@ -285,38 +289,40 @@ class LayerSums:
         if values.data_ptr() == grad.data_ptr():
             values = values.clone()
         unit = 2.0 ** (group.top + self._sum_bits(group) - MANTISSA)
-        # What is added to this, and taken off again, is a multiple of the unit.
-        turn = 1.5 * 2.0**MANTISSA * unit
-        total.add_(values.mul_(samples).add_(turn).sub_(turn))
+        # To add this and take it off again rounds to a multiple of the unit, the spacing of float64 near it.
+        shift = 1.5 * 2.0**MANTISSA * unit
+        total.add_(values.mul_(samples).add_(shift).sub_(shift))
 
     def _sum_bits(self, group: _Group) -> int:
         return math.ceil(math.log2(self.micro_batches * len(group.users))) + 2
 
     def tell_loss(self, micro_batch: int, loss: float, samples: int) -> None:
-        """The mean loss of a micro-batch."""
+        """Take the mean loss of a micro-batch with so many samples, to be summed beside the gradients."""
         self.lanes[1].contribution[micro_batch] = loss * samples
         self.loss_samples += samples
 
     def loss_sum(self) -> float:
-        """Of what `tell_loss` was told, each times its samples."""
+        """The sum of the losses of this node's micro-batches in this step, each times its samples."""
         return float(self.lanes[1].contribution.sum())
 
     def loss_chunks(self) -> tuple[range, float]:
-        """Those of the losses."""
+        """The chunk of the losses, as a range, and the samples behind it."""
         last = len(self.chunks) - 1
         return range(last, last + 1), self.loss_samples
 
     @property
     def present(self) -> bytes:
-        """What this node says beside its sums, in bits: which parameters had a gradient, and what does not fit."""
+        """A bit for each parameter, set if it had a gradient here, then for each group, set if one did not fit."""
         return np.packbits(self._present, bitorder="little").tobytes()
 
     # --- what has come ---
 
     def norms(self, results: Sequence[torch.Tensor], groups: Iterable[int], squares: bool) -> Norms:
-        """Of the mean gradients of these groups, whose `results` are all here; none if nobody had samples.
+        """The norms of the mean gradients of these groups; {} if nobody had samples.
 
-        `squares`: are they to be added up? Else they are 0.
+        Args:
+            results: By chunk; those of these groups must be here.
+            squares: Compute the sums of squares? Else they are 0.
         """
         found = {}
         for number in groups if results else ():
@@ -336,14 +342,14 @@ class LayerSums:
         norms: Norms,
         kept: Collection[int] | None = None,
     ) -> Adopted:
-        """Write a step's sums to `.grad`, unless they do not fit the grid; then it is coarser from now on.
+        """Write a step's mean gradients to `.grad`, unless one did not fit the grid: then only make that coarser.
 
         Args:
             present: The bitwise or of all members' masks.
             results: By chunk.
-            samples: Of the step.
-            norms: Of all groups.
-            kept: Groups whose parameters are here; those of others get no gradient. None: all.
+            samples: All samples of the step.
+            norms: Of all groups, whoever has computed them.
+            kept: Groups whose parameters this node keeps; others get no gradient. None: all.
         """
         bits = self._bits(present)
         too_large = [group for group, over in zip(self.groups, bits[len(self._bit) :], strict=False) if over]
@@ -364,7 +370,7 @@ class LayerSums:
         return Adopted(True, [float(loss) * samples for loss in losses])
 
     def with_gradient(self, present: bytes) -> list[nn.Parameter]:
-        """Parameters that had one, says that mask."""
+        """The parameters that had a gradient, by the mask of all members."""
         bits = self._bits(present)
         return [parameter for parameter, bit in self._bit.items() if bits[bit]]
 
@@ -376,7 +382,7 @@ class LayerSums:
             return
         values = torch.cat([results[chunk] for chunk in group.chunks])
         if len(group.users) > 1:
-            values *= len(group.users)  # The mean was taken over the parts of each of its layers.
+            values *= len(group.users)  # Each of its layers has added a part, and counted the samples again.
         start = group.places[0].start
         for place in group.places:
             parameter = place.parameter
@@ -390,11 +396,11 @@ class LayerSums:
 
     @property
     def tops(self) -> list[int]:
-        """By group."""
+        """The `top` of each group."""
         return [group.top for group in self.groups]
 
     def set_tops(self, tops: Sequence[int]) -> None:
-        """Those that the others have; not those of a checkpoint of which other layers were frozen."""
+        """Take these for ours, unless they are of other groups, as in a checkpoint with other layers frozen."""
         if len(tops) == len(self.groups):
             for group, top in zip(self.groups, tops, strict=True):
                 group.top = top
@@ -402,7 +408,7 @@ class LayerSums:
 
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], max_norm: float, norms: Norms) -> None:
-    """As torch's clip_grad_norm_, which looks at all gradients, of which some may not be here: `norms` are of all."""
+    """Scale gradients in place as torch's clip_grad_norm_ does, by the norm over all groups, kept here or not."""
     norm = math.sqrt(sum(norms[group][1] for group in sorted(norms)))
     scale = max_norm / (norm + 1e-6)
     if scale >= 1.0:
@@ -413,13 +419,13 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float, norms: Norms) -> N
 
 
 def _squares(values: torch.Tensor) -> float:
-    """Their sum, in double precision."""
+    """The sum of squares of 1-D `values`, in double precision."""
     doubles = values.double()
     return float(doubles.dot(doubles))
 
 
 def _largest(values: torch.Tensor) -> float:
-    """The largest finite one in size; what is not finite goes into the sum as it is."""
+    """The largest absolute value of those that are finite; others go into the sum as they are."""
     if not values.numel():
         return 0.0
     least, most = map(float, torch.aminmax(values))
@@ -430,14 +436,14 @@ def _largest(values: torch.Tensor) -> float:
 
 
 def _largest_there(values: torch.Tensor) -> torch.Tensor:
-    """As `_largest`, of a device, which is not waited for."""
+    """As `_largest`, but as a tensor on the device of `values`, which is not waited for."""
     if not values.numel():
         return values.new_zeros(())
     return torch.where(values.isfinite(), values.abs(), 0.0).amax()
 
 
 def _users(layers: Sequence[nn.Module]) -> dict[nn.Parameter, tuple[int, ...]]:
-    """Trained parameters, in the order of the layers, and which of these use each. Raises: ConfigError."""
+    """The numbers of the layers that use each trained parameter. Raises: ConfigError."""
     users: dict[nn.Parameter, list[int]] = {}
     for number, layer in enumerate(layers):
         for name, parameter in layer.named_parameters():

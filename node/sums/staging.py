@@ -1,4 +1,4 @@
-"""Writes gradients and buffers to their places in the lanes, from wherever they lie."""
+"""Writes gradients and buffers to their places in the lanes, from the CPU or from devices."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from ..state.flat_state import device_runs
 from ..state.training_state import sparse_gradient
 from .lanes import LaneLayout, Place, int_like, stage
 
-COMPARED_AT_ONCE = 1 << 17  # Elements: with what they are compared with, they fit into a cache.
+COMPARED_AT_ONCE = 1 << 17  # Elements: so many fit into a cache twice, for a comparison.
 
 
 @dataclass(slots=True)
 class _Run:
-    """Of gradients [first, last), which lie in elements [start, stop) of a lane; or of a part of one."""
+    """Gradients [first, last) of those to be written, whose places are elements [start, stop) of a lane, in a row.
+
+    `cut`: only these elements of the one gradient.
+    """
 
     lane: int
     start: int
@@ -30,10 +33,11 @@ class _Run:
 
 
 class Staging:
-    """Of the gradients and buffers of one model. Parameters are numbered as in `LaneLayout.parameters`.
+    """Writes the gradients and buffers of one model. Parameters are numbered as in `LaneLayout.parameters`.
 
     Attributes:
-        crossing: Brings what lies on devices; None: there are none, or each copy is waited for.
+        crossing: Copies from devices while both sides go on. None if there are no devices, or none with a stream for
+            copies: then each copy is waited for.
     """
 
     def __init__(self, layout: LaneLayout) -> None:
@@ -52,8 +56,10 @@ class Staging:
     ) -> None:
         """Write weight * gradient for these parameters; zeros where there is none.
 
-        Those of devices are on their way (`crossing`), unless it `waits` for them. `watched`: these may be asked
-        for once more, as they were.
+        Args:
+            watched: `crossing` is to remember what these gradients were, so that it can tell whether they change.
+            waits: Return when all is written. Else copies from devices may still be under way (`crossing.wait`).
+        Raises: ConfigError for a gradient that cannot be averaged, by name.
         """
         for index, grad in zip(indices, grads, strict=True):
             if grad is None or weight == 0:  # 0 * inf would be nan.
@@ -75,7 +81,7 @@ class Staging:
 
     @torch.no_grad()
     def write_late(self, grads: Sequence[torch.Tensor | None], weight: float, moment: Moment) -> None:
-        """Write all gradients, as they are from a moment on, and have buffers weighted; waits for devices."""
+        """Write all gradients, final at `moment`, and multiply the buffers' part by `weight`; waits for devices."""
         with moment.streams():
             self.write(range(len(grads)), grads, weight, waits=True)
         for number, lane in enumerate(self.lanes):
@@ -83,7 +89,7 @@ class Staging:
                 self.buffers(number).mul_(weight)
 
     def differs(self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], weight: float) -> bool:
-        """Is what was written for these not what they are? Slower than digests, which would take another copy."""
+        """Do these gradients, times `weight`, differ from what was written for them?"""
         if not indices:
             return False
         scratch = [torch.empty(COMPARED_AT_ONCE, dtype=lane.dtype, device="cpu") for lane in self.lanes]
@@ -92,18 +98,23 @@ class Staging:
             written, expected = self.lanes[number].contribution[start:stop], scratch[number][: stop - start]
             stage(expected, group, weight)
             if not np.array_equal(written.view(as_int).numpy(), expected.view(as_int).numpy()):
-                return True  # numpy's takes a third of the time of torch.equal.
+                return True  # np.array_equal takes a third of the time of torch.equal.
         return False
 
     def write_buffers(self, agreed: Sequence[torch.Tensor], weight: float) -> list[int]:
-        """Write the buffers' contributions. Returns: the bits of those that are not as all `agreed`, by lane."""
+        """Write the buffers' contributions, times `weight`.
+
+        Args:
+            agreed: By lane, the buffers as all members hold them.
+        Returns: the bits (`Place.bit`) of averaged buffers that differ from that.
+        """
         changed: list[int] = []
         for number, lane in enumerate(self.lanes):
             values = self._layout.gather_buffers(number)
             before, places = agreed[number], self._layout.buffers[number]
             if lane.op == "max" or not places:
                 continue
-            as_int = int_like(lane.dtype)  # To compare nan with nan.
+            as_int = int_like(lane.dtype)  # As integers, one nan equals another of the same bits.
             differs = (values.view(as_int) != before.view(as_int)).numpy()
             starts = [place.start - places[0].start for place in places]
             any_differs = np.logical_or.reduceat(differs, starts)
@@ -115,7 +126,7 @@ class Staging:
         return changed
 
     def buffers(self, number: int) -> torch.Tensor:
-        """What buffers have in the contribution of a lane."""
+        """The part of a lane's contribution in which buffers lie."""
         places, contribution = self._layout.buffers[number], self.lanes[number].contribution
         return contribution[places[0].start : places[-1].stop] if places else contribution[:0]
 
@@ -127,7 +138,7 @@ class Staging:
         weight: float,
         watched: bool,
     ) -> None:
-        """As `stage`, but what comes from a device is only under way."""
+        """As `stage`, but copies from devices are still under way on return."""
         start = 0
         for run in device_runs(tensors):
             stop = start + sum(tensor.numel() for tensor in run)
@@ -140,9 +151,9 @@ class Staging:
     def _runs(
         self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], most: int = sys.maxsize
     ) -> Iterator[tuple[int, int, int, list[torch.Tensor]]]:
-        """The gradients of these parameters: lane, first element, the one after the last, and the tensors, in a row.
+        """The gradients of these parameters, neighbours in a lane together: (lane, start, stop, tensors).
 
-        At most so many elements at once; what is larger is cut.
+        `most`: elements of a run; a larger gradient is cut.
         """
         here = [grad for grad in grads if grad is not None]
         if len(here) < len(indices):
@@ -161,7 +172,7 @@ class Staging:
 
 
 def _plan_runs(places: Sequence[Place], indices: Sequence[int], most: int) -> list[_Run]:
-    """See `Gradients._runs`."""
+    """See `Staging._runs`."""
     runs: list[_Run] = []
     for number, index in enumerate(indices):
         place = places[index]

@@ -27,11 +27,15 @@ from .sockets import Sockets
 from .strangers import Accepted
 from .turns import Turns
 
-SWEEP_S = 1.0
+SWEEP_S = 1.0  # Between two looks at who has been a stranger for too long.
 
 
 class Acceptor:
-    """`conns`: the accepted connections that have said who they are, by route."""
+    """Lets others connect to this node.
+
+    Attributes:
+        conns: The accepted connections that have said who they are, by routing id.
+    """
 
     def __init__(
         self, identity: Identity, turns: Turns, sockets: Sockets, links: Links, foreign: Foreign
@@ -40,11 +44,11 @@ class Acceptor:
         self._identity, self._turns, self._sockets = identity, turns, sockets
         self._door = sockets.door
         self._links, self._foreign = links, foreign
-        self._halves: dict[bytes, PeerLink] = {}  # Links that still greet, by the routes' common part.
+        self._halves: dict[bytes, PeerLink] = {}  # Links that still greet, by the end of both routing ids.
         self._zap: curve.Zap | None = None
 
     def listen(self, listen: str) -> str:
-        """On the running loop. Returns: where, with our key. Raises CannotListen if `listen` cannot be bound."""
+        """Listen, on the running loop. Returns: where, with our key. Raises: CannotListen if that cannot be bound."""
         self._loop = asyncio.get_running_loop()
         keys, keyring = self._identity.keys, self._identity.keyring
         if keys:
@@ -59,13 +63,13 @@ class Acceptor:
         return str(bound.of(keys.public if keys else ""))
 
     def close(self) -> None:
-        """After the sockets: no key is asked about any more."""
+        """Close what answers libzmq about keys. To be called after all sockets are shut."""
         if self._zap:
             self._loop.remove_reader(self._zap.socket.fileno())
             self._zap.close()
 
     def first_words(self, port: Port, route: bytes, frames: list[zmq.Frame]) -> None:
-        """Of an accepted connection: a Hello, or it stays a stranger."""
+        """Read the first item of an accepted connection. Without a Hello that fits, it stays a stranger."""
         accepted, host = self._source(port, frames)
         key = str(frames[-1].get("User-Id")) if self._identity.keys and frames else ""
         hello: Hello | None = None
@@ -82,13 +86,13 @@ class Acceptor:
         except (MalformedMessage, ConfigError) as error:
             self._refuse(accepted, host, MALFORMED, str(error))
             return
-        # Answer, so that the dialer can name what does not fit: both versions, both clusters. If there is room: who
-        # asks without end and reads nothing fills no queue.
+        # Answer, so that the dialer can name what does not fit: both versions, both clusters. Only if libzmq has room
+        # (`forget`): a dialer that asks again and again, and reads nothing, shall fill no queue.
         answered = Conn(port, False, PeerLink(False, host), route)
         self._links.sender.say(answered, self._identity.hello())
         self._links.sender.forget(answered)
         if accepted and hello and (hello.incarnation == self._identity.incarnation or not reason):
-            accepted.settled = True  # We dialled ourselves, and hear of it there; or it was a check.
+            accepted.settled = True  # It was a check; or we dialled ourselves, and the dialer is told.
             return
         self._refuse(accepted, f"{hello.node} at {host}" if hello else host, "does not fit", reason)
 
@@ -109,16 +113,16 @@ class Acceptor:
         """The accepted connection that an item came over, and the host at its other end."""
         try:
             fd = frames[-1].get(zmq.SRCFD)
-        except (IndexError, zmq.ZMQError):  # No frame; bytes that pass for those of a libzmq from before 3.0.
+        except (IndexError, zmq.ZMQError):  # No frame, or bytes as of a libzmq before 3.0.
             return None, "?"
-        self._sockets.read_monitor(port)  # If another connection had `fd` before, then its end is in there.
+        self._sockets.read_monitor(port)  # If another connection had `fd` before, its end is known then.
         ended = (gone for gone in port.lost if isinstance(gone, Accepted) and gone.fd == fd and not gone.conn)
         return self._door.by_fd.get(fd) or next(ended, None), host_of(str(frames[-1].get("Peer-Address")))
 
     def _greeted(
         self, port: Port, route: bytes, hello: Hello, host: str, accepted: Accepted | None, key: str
     ) -> None:
-        """A dialer said Hello on one connection; with both, the link is open."""
+        """A dialer has said Hello on a connection. Once it has on both, the link opens."""
         address = advertised(hello.address, host, key)
         link = self._halves.setdefault(route[1:], PeerLink(False, "", key=key))
         conn = Conn(port, route.startswith(b"b"), link, route, accepted, hello)
@@ -140,7 +144,7 @@ class Acceptor:
         self._answer(link, hello)
 
     def _answer(self, link: PeerLink, hello: Hello) -> None:
-        """It has said the same Hello on both connections."""
+        """Open the link of a dialer that has said the same Hello on both connections, unless it has a rival."""
         if rival := self._links.rival(hello):
             for each in link.conns():
                 self._links.sender.say(each, rival, Rank.BYE)
@@ -152,7 +156,7 @@ class Acceptor:
             if each.accepted:
                 self._door.strangers.greeted(each.accepted)
         if not all(self._links.sender.say(each, self._identity.hello()) for each in link.conns()):
-            return  # Its dialer has gone meanwhile: `Links.lost` has buried it.
+            return  # The dialer has gone meanwhile: `Links.lost` has buried the link.
         link.invited = self._identity.invited(link.key)
         self._links.open(link, hello)
 

@@ -16,7 +16,7 @@ from .. import clock
 from ..keys import KeyPair, key_bytes, key_text
 
 ZAP_PLACE = "inproc://zeromq.zap.01"
-# The dialer learns no more than the code, so it tells which of two mistakes to name.
+# The dialer learns nothing but the code, which tells it which of two mistakes to name.
 ACCEPTED, UNKNOWN, SPENT = b"200", b"400", b"500"
 CODES = {
     KeyVerdict.MEMBER: ACCEPTED,
@@ -45,7 +45,7 @@ def dial(socket: zmq.Socket[bytes], keys: KeyPair, server: str) -> None:
 
 
 class Zap:
-    """Answers libzmq by `keyring`. `refused` hears of every no: the host it came from, and why."""
+    """Answers libzmq by `keyring`. `refused` is called for every no, with the host of the connection and why."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ def why_dial_failed(event: int, value: int, keyed: bool) -> str:
             if keyed
             else "it wants to see a key (chaosnet keygen makes one), or is no chaosnet node"
         )
-    # Of two that do not fit, the first to notice hangs up, and the other may not see why.
+    # Of two ends that do not fit, the first to notice hangs up, and the other may not learn why.
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keyed:
         return "it does not hold the key of this address, uses no keys, or takes no more connections now"
     return ""

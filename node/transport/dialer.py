@@ -22,8 +22,8 @@ from .sockets import Sockets
 from .turns import Sink, Turns
 
 NOT_THERE = "it does not accept connections (refused, no route, or no such host)"
-CHECK_S = 1.5  # Until a `check` must be connected; less than a joiner waits for its links. Greeting may take longer.
-MAX_TRIED = 3  # Addresses of one name.
+CHECK_S = 1.5  # For a `check` to connect: less than a joiner waits for its links. Greeting may take longer.
+MAX_TRIED = 3  # Addresses of one name that are dialled.
 
 
 class Dialer:
@@ -37,14 +37,14 @@ class Dialer:
         self._links, self._sink = links, sink
         # By address and check, until it opens or fails.
         self._dialling: dict[tuple[str, bool], PeerLink] = {}
-        self._lookups: set[asyncio.Task[None]] = set()  # asyncio itself does not keep them.
+        self._lookups: set[asyncio.Task[None]] = set()  # asyncio keeps only weak references to tasks.
 
     def links(self) -> list[PeerLink]:
-        """Those that are being opened."""
+        """The links that are being opened."""
         return list(self._dialling.values())
 
     def dial(self, address: str, check: bool) -> None:
-        """Adds nothing to a dial of the same kind that is under way."""
+        """Open a link to `address`, or only see who is there. Does nothing if that is under way."""
         if self._turns.closed or (address, check) in self._dialling:
             return
         link = self._dialling[address, check] = PeerLink(dialled=True, address=address, check=check)
@@ -63,7 +63,7 @@ class Dialer:
             lookup.add_done_callback(self._lookups.discard)
 
     async def _look_up(self, link: PeerLink, there: Endpoint) -> None:
-        """Not by libzmq, which would stop all links meanwhile: it has one thread for them."""
+        """Look a name up here: libzmq would do it on its one I/O thread, and all links would wait."""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
                 there.host, there.port, type=socket.SOCK_STREAM
@@ -78,8 +78,8 @@ class Dialer:
             self._try_next(link)
 
     def _try_next(self, link: PeerLink) -> None:
-        """One name may have several addresses, and not all lead there from here. Each has its share of the time."""
-        for conn in link.conns():  # To the one before.
+        """Dial the next address of a name: not all may lead there from here. Each has its share of the time."""
+        for conn in link.conns():  # Those to the address before.
             self._links.sender.forget(conn)
             self._sockets.shut(conn.port, 0)
         left_s = link.dialled_s + self._patience_s(link) - time.monotonic()
@@ -87,7 +87,7 @@ class Dialer:
         self._connect(link, link.untried.pop(0))
 
     def _connect(self, link: PeerLink, there: Endpoint) -> None:
-        """`there` has an address of numbers."""
+        """Dial `there`, whose host is an IP address."""
         link.at = str(there)
         suffix = secrets.token_bytes(12) + b"#" + self._identity.node.encode()[:64]
         try:
@@ -107,9 +107,9 @@ class Dialer:
         link = conn.link
         conn.hello = hello
         if link.state is not LinkStage.GREETING:
-            return  # The second answer.
+            return  # The answer over the link's other connection.
         if hello.machine != self._identity.machine and is_loopback(Endpoint.parse(link.at).host):
-            link.at = ""  # It is a tunnel's.
+            link.at = ""  # There is a tunnel: it means nothing to other machines.
         if refusal := self._identity.refusal(hello):
             self.failed(link, refusal, final=True)
         elif forbidden := self._forbidden(link.key):  # It may have been revoked since we dialled.
@@ -122,12 +122,12 @@ class Dialer:
             self.failed(link, rival.reason, rival.final)
         else:
             self._dialling.pop((link.address, False), None)
-            if not self._identity.cluster and hello.cluster:  # Whom a joiner dials, it belongs to.
+            if not self._identity.cluster and hello.cluster:  # A joiner is of the cluster that it dials.
                 self._identity.cluster, self._identity.is_guest = hello.cluster, True
             self._links.open(link, hello)
 
     def failed(self, link: PeerLink, reason: str, final: bool = False) -> None:
-        """It does not open. `final`: nor would another dial."""
+        """A link does not open. `final`: nor would it if it were dialled again."""
         if link.state is LinkStage.GREETING:
             self._links.bury(link)
             self._report_failure(link, reason, final)
@@ -136,7 +136,7 @@ class Dialer:
         """The connection, of a link that we dialled, is gone, and all that came over it has been read."""
         link = conn.link
         if conn not in (link.control, link.bulk):
-            return  # Another address has been tried since.
+            return  # Of an address before the one that is being tried.
         greeted = link.state is not LinkStage.GREETING
         if not greeted and link.untried and not conn.port.connected:
             self._try_next(link)
@@ -146,7 +146,7 @@ class Dialer:
             self._report_failure(link, _why_lost(conn.port))
 
     def give_up(self, reason: str) -> None:
-        """On all links that are being opened."""
+        """Give up all links that are being opened."""
         for link in self.links():
             self._say_bye(link, reason)
             self.failed(link, reason)
@@ -167,7 +167,7 @@ class Dialer:
         return there
 
     def _forbidden(self, key: str) -> str:
-        """Why its holder may not have a link to us, by the keyring; "" for nothing."""
+        """Why the holder of `key` may not have a link to us, by the keyring; "" if it may."""
         verdict = self._identity.verdict(key) if self._identity.keyring else KeyVerdict.MEMBER
         return "" if verdict is KeyVerdict.MEMBER else verdict.value
 
@@ -178,13 +178,13 @@ class Dialer:
         return port.conn
 
     def _patience_s(self, link: PeerLink) -> float:
-        """Until it must be connected."""
+        """How long it may take to connect."""
         return CHECK_S if link.check else self.timeout_s
 
     def _timed_out(self, link: PeerLink) -> None:
         patience_s = self._patience_s(link)
         if link.control and link.control.port.connected:
-            patience_s = max(patience_s, self.timeout_s)  # Far away, but there.
+            patience_s = max(patience_s, self.timeout_s)  # Somebody is there, if far away.
             left_s = link.dialled_s + patience_s - time.monotonic()
             if left_s > 0:
                 link.set_timer(self._turns.later(left_s, self._timed_out, link))
@@ -196,7 +196,7 @@ class Dialer:
         self.failed(link, f"no answer in {patience_s:g} s")
 
     def _say_bye(self, link: PeerLink, reason: str) -> None:
-        for conn in link.conns():  # It may have opened the link by now.
+        for conn in link.conns():  # The other end may have opened the link by now.
             self._links.sender.bye(conn, reason)
 
     def _report_failure(self, link: PeerLink, reason: str, final: bool = False) -> None:

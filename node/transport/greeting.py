@@ -19,7 +19,7 @@ from .link import Conn
 from .local import this_machine
 
 MAX_WORDS_BYTES = 4096
-"""Of a Hello or an introduction. What a stranger sends costs its size many times over to unpack."""
+"""Of a Hello or an introduction: to unpack what a stranger sends takes many times its size in memory."""
 
 
 def new_incarnation() -> str:
@@ -28,7 +28,7 @@ def new_incarnation() -> str:
 
 @dataclass(eq=False, slots=True)
 class Identity:
-    """Who this node is to others, and whom it takes for one of its own."""
+    """What this node says of itself, and whom it lets have a link."""
 
     node: str
     client: bool
@@ -39,7 +39,7 @@ class Identity:
     # Tells a restarted process from the one before it.
     incarnation: str = field(default_factory=new_incarnation)
     machine: str = field(default_factory=this_machine)
-    is_guest: bool = False  # Of `cluster`, which it dials and has not been let into yet.
+    is_guest: bool = False  # `cluster` is one that this node has dialled, and was not let into yet.
 
     def hello(self, check: bool = False) -> Hello:
         return Hello(
@@ -53,7 +53,7 @@ class Identity:
         )
 
     def refusal(self, hello: Hello) -> str:
-        """Why the two of us cannot have a link; both ends find the same, "" for nothing."""
+        """Why this node and that of `hello` cannot have a link, "" if they can. Both ends find the same."""
         if hello.incarnation == self.incarnation:
             return ITSELF
         if hello.node == self.node:
@@ -63,24 +63,25 @@ class Identity:
         return ""
 
     def verdict(self, key: str) -> KeyVerdict:
-        """What the keyring, which there must be, says of `key` now."""
+        """What the keyring says of `key` now. There must be one."""
         assert self.keyring
         return self.keyring.verdict(key, clock.now_s())
 
     def invited(self, key: str) -> bool:
-        """Has somebody come by this key who is no member's? It is an invite's then; "" is nobody's."""
+        """Is `key`, of a connection that was let in, an invite's? It is if it is no member's. "" is nobody's."""
         return bool(key) and self.verdict(key) is not KeyVerdict.MEMBER
 
     def uninvited(self, hello: Hello, key: str) -> str:
-        """Who comes by an invite must say so, in a name that nobody else has. Returns: what is wrong, or ""."""
+        """What is wrong with a Hello that shows an invite's key; "" for nothing. Its name must be `guest_name`."""
         if not self.invited(key) or (hello.client and hello.node == guest_name(key)):
             return ""
         return "an invite's holder can only introduce itself"
 
 
 def advertised(address: str, seen: str, key: str) -> str:
-    """Where a dialer can be dialled: what it says, with the key that it has proved to hold, on the host that we see
-    it at if it names none.
+    """Where a dialer can be dialled: `address`, as it says, with the key that it has proved to hold.
+
+    seen: The host that its connection comes from, for an address that names none.
     """
     if not address:
         return ""
@@ -94,7 +95,7 @@ def guest_name(invite: str) -> str:
 
 
 def introduces(conn: Conn, body: bytes) -> bool:
-    """Is it what the holder of this connection's invite may say?"""
+    """Is this the one message that the holder of an invite may send: an Introduction, over control, of itself?"""
     if len(body) > MAX_WORDS_BYTES:
         return False
     try:
@@ -109,6 +110,7 @@ def introduces(conn: Conn, body: bytes) -> bool:
 
 
 def parse_hello(frames: list[zmq.Frame]) -> Hello:
+    """The first item of a connection. Raises: MalformedMessage if it is no Hello, VersionMismatch."""
     if len(frames) != 2 or len(frames[0]):
         raise MalformedMessage("the first item is no Hello")
     if len(frames[1]) > MAX_WORDS_BYTES:

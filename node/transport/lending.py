@@ -1,4 +1,4 @@
-"""How two ends of a link come to share memory, and send payloads through it.
+"""How the two ends of a link come to share memory, and send payloads through it.
 
 Each end lends the other memory for what it sends:
 
@@ -41,14 +41,14 @@ def borrow(conn: Conn, offer: Lend) -> Mapped | None:
 
 
 def give_back(conn: Conn) -> None:
-    """The connection is over: now, and not when the garbage collector comes to it."""
+    """Unmap memory of a connection that is over now, not when the garbage collector comes to it."""
     conn.lent = conn.borrowed = None
 
 
 def lay(conn: Conn, arena: Arena, item: Item, at: int, size: int) -> None:
-    """Send the word of `item`, and write its payload to where room for it was reserved.
+    """Write the payload of `item` to the blocks from `at` on, which are reserved for it, and send a Laid.
 
-    Raises: zmq.ZMQError if the word cannot be sent; then nothing is written or reserved any more.
+    Raises: zmq.ZMQError if that cannot be sent; then nothing is written, and the blocks are free again.
     """
     socket, more = conn.port.socket, zmq.NOBLOCK | zmq.SNDMORE
     try:

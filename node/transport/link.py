@@ -22,7 +22,7 @@ OURS = b""  # First frame of the transport's own words; bodies and headers are n
 class LinkStage(Enum):
     GREETING = "greeting"  # Not both Hellos yet.
     OPEN = "open"
-    CLOSING = "closing"  # We said Bye: nothing is delivered any more, its Bye is awaited.
+    CLOSING = "closing"  # We said Bye: nothing is delivered any more, and the other end's Bye is awaited.
     GONE = "gone"
 
 
@@ -36,13 +36,13 @@ class Port:
     conn: Conn | None  # None: the ROUTER, shared by all accepted connections.
     open: bool = True  # False once its sockets are closed.
     connected: bool = False
-    fd: int = -1  # Of a connection that we dialled, while it is there.
+    fd: int = -1  # Of a connection that we dialled, while that lives.
     blocked: dict[Conn, None] = field(default_factory=dict)  # Its connections with something queued.
-    lost: list[Conn | Accepted] = field(default_factory=list)  # To act upon once the socket is read empty.
-    failure: str = ""  # Of its handshake.
+    lost: list[Conn | Accepted] = field(default_factory=list)  # Acted upon once the socket is read empty.
+    failure: str = ""  # Why the handshake of a connection that we dialled failed.
 
     def readable(self) -> bool:
-        """Is there something to read? Asking lets libzmq notice what has changed, as sending and receiving do."""
+        """Is there something to read? The question also makes libzmq look for what has changed."""
         return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
 
@@ -53,13 +53,13 @@ class Conn:
     port: Port
     bulk: bool
     link: PeerLink
-    route: bytes | None = None  # At the ROUTER; None for a DEALER of our own.
+    route: bytes | None = None  # Its routing id at our ROUTER; None for a DEALER of our own.
     accepted: Accepted | None = None
-    hello: Hello | None = None  # What it said.
+    hello: Hello | None = None  # The other end's, once it has come.
     queue: Outgoing = field(default_factory=Outgoing)
     lent: Arena | None = None  # For payloads that we send, if the other end is on this machine.
-    borrowed: Arena | None = None  # For those that come.
-    laid_bytes: int = 0  # In `lent`, since the loop's last turn with this connection.
+    borrowed: Arena | None = None  # For payloads that come.
+    laid_bytes: int = 0  # Written to `lent` in this turn of its port.
     said_bye: bool = False
     lost: bool = False
 
@@ -71,20 +71,22 @@ class Conn:
 
 @dataclass(eq=False, slots=True)
 class PeerLink:
-    """Two connections. `address`: what we dialled, or where the dialer says it can be dialled.
+    """Two connections to one node, control and bulk.
 
-    `at`: what we dialled, in numbers; "" if it is a loopback address behind which another machine answers.
+    Attributes:
+        address: What we dialled, or where the dialer says that it can be dialled.
+        at: What we dialled, with an IP address; "" for a loopback address behind which another machine answers.
     """
 
     dialled: bool
     address: str
     at: str = ""
     check: bool = False  # Ends as soon as the other end has said who it is.
-    dialled_s: float = 0.0  # Since then, by `time.monotonic`.
-    untried: list[Endpoint] = field(default_factory=list)  # Of the name that we dialled, besides `at`.
-    key: str = ""  # That the other end has proved to hold.
-    spare: bool = False  # Its other end has said Bye to it because there is another.
-    drains: bool = False  # So have we: what the other end had sent until then is still for us.
+    dialled_s: float = 0.0  # When, by `time.monotonic`.
+    untried: list[Endpoint] = field(default_factory=list)  # Other addresses of the name that we dialled.
+    key: str = ""  # The key that the other end has proved to hold.
+    spare: bool = False  # The other end has said Bye to it because another link is there.
+    drains: bool = False  # We have said Bye for that reason: what was sent until then is still for us.
     invited: bool = False  # By an invite's key: it may introduce somebody, and nothing else.
     state: LinkStage = LinkStage.GREETING
     control: Conn | None = None
@@ -98,7 +100,7 @@ class PeerLink:
 
     @property
     def of_client(self) -> bool:
-        """Does its other end only look?"""
+        """Is its other end a client, which is no node?"""
         return any(conn.hello.client for conn in self.conns() if conn.hello)
 
     def usable(self) -> bool:
@@ -112,15 +114,18 @@ class PeerLink:
 
 @dataclass(eq=False, slots=True)
 class Peer:
+    """A node to which there is a link."""
+
     name: str
     incarnation: str
     links: list[PeerLink] = field(default_factory=list)
     heard_s: float = -math.inf  # When the last message came.
-    rivals: dict[str, float] = field(default_factory=dict)  # Incarnation of the same name: first refused at.
+    rivals: dict[str, float] = field(default_factory=dict)  # When first refused, by incarnation of this name.
 
     def link(self) -> PeerLink | None:
         return next((link for link in self.links if link.usable()), None)
 
 
 def where(conn: Conn) -> str:
+    """The other end, as people know it: its name, or its address before it has one."""
     return conn.link.peer.name if conn.link.peer else conn.link.address

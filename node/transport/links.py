@@ -1,9 +1,9 @@
 """The life of a link once both its ends have greeted: it opens, says or hears Bye, or is lost.
 
-Whoever says Bye does so after all that is queued, and reads on until it is answered: closing never resets a
-connection under words still on their way. That takes as long as the link needs for them: both ends wait while
-something moves. Then the dialer, who alone can, closes. When one connection of a link is
-lost, so is the other, after a moment for its last words.
+An end that closes a link says Bye after all that is queued, and reads on until the other end has answered with Bye:
+so no connection is reset while words are still on their way. Both ends wait as long as anything moves. Then the
+dialer closes the sockets, as only it can. When one connection of a link is lost, so is the other, after a moment for
+its last words.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .sender import Sender
 from .sockets import Sockets
 from .turns import Sink, Turns
 
-LINGER_S = 1.0  # Of a link that ends: for so long nothing that is queued moves, and no Bye is answered.
+LINGER_S = 1.0  # A closing link is given up once nothing has moved over it for so long, Byes included.
 GRACE_S = 0.1  # Time for last words: of a connection whose twin is lost, and of a socket that is closed.
-# Two links to one peer that open at once may lie in another order at its end. Beyond this, the order is the same.
+# Links to one peer that open within this time may be in another order at its end; those further apart are not.
 CROSSING_S = 3.0
-RIVAL_S = 2.5  # Of two nodes of one name the later is refused; for good once the earlier is heard after this.
-RIVALS_KEPT = 16
+RIVAL_S = 2.5  # The later of two nodes of one name is refused: for good, if the earlier is heard after this.
+RIVALS_KEPT = 16  # Incarnations of one name.
 INTRODUCTION_S = 20.0  # An invite's connection ends after this.
 
 
@@ -33,8 +33,9 @@ class Links:
     """The open links, by peer.
 
     Attributes:
-        peers: Those with a link at least, by name.
-        bytes_out, bytes_in: Handed to links, and come over them, since this node began: also of peers that are gone.
+        peers: The nodes to which there is a link, by name.
+        bytes_out, bytes_in: Bytes handed to links, and received over them, since this node began; those of peers that
+            are gone count, too.
     """
 
     def __init__(self, identity: Identity, turns: Turns, sockets: Sockets, sink: Sink) -> None:
@@ -47,27 +48,28 @@ class Links:
         return [link for peer in self.peers.values() for link in peer.links]
 
     def to(self, name: str) -> PeerLink | None:
-        """One that can be used now."""
+        """A link to this peer that can be used now; None if there is none."""
         peer = self.peers.get(name)
         return peer.link() if peer else None
 
     def rival(self, hello: Hello) -> Bye | None:
-        """What to answer to another process of a connected peer's name: it, or the peer, must go.
+        """The Bye to another process with the name of a connected peer; None if there is no such peer.
 
-        If it is that node, started again, nothing is heard of the old one any more, whose end shows once our patience
-        is over: that is longer than RIVAL_S if one of us was held up lately (protocols/liveness.py).
+        It is final if the peer was heard more than RIVAL_S after that process first came. Until then the process may
+        be that node, started again: the old one is silent then, and its link ends when our patience is over. (That
+        takes longer than RIVAL_S if one of us was held up lately, see protocols/liveness.py.)
         """
         peer = self.peers.get(hello.node)
         if peer is None or peer.incarnation == hello.incarnation:
             return None
         first_s = peer.rivals.setdefault(hello.incarnation, time.monotonic())
-        while len(peer.rivals) > RIVALS_KEPT:  # A supervisor may start it anew for ever.
+        while len(peer.rivals) > RIVALS_KEPT:  # A supervisor may start it again and again.
             del peer.rivals[next(iter(peer.rivals))]
         reason = f"a node named {hello.node!r} is in the cluster already; choose another with --name"
         return Bye(reason=reason, final=peer.heard_s > first_s + RIVAL_S)
 
     def open(self, link: PeerLink, hello: Hello) -> None:
-        """Both ends have greeted, and nothing speaks against it."""
+        """Open a link whose ends have greeted; a peer's first is reported, a redundant one closed."""
         assert link.state is LinkStage.GREETING, f"a link that is {link.state.value} opens once more"
         link.state, link.opened_s = LinkStage.OPEN, time.monotonic()
         link.set_timer(None)
@@ -90,6 +92,7 @@ class Links:
         self._report_opened(peer.name, link)
 
     def say_bye(self, link: PeerLink, reason: str, spare: bool = False) -> None:
+        """Close a link, after all that is queued. `spare`: because there is another to that peer, which goes on."""
         link.drains = spare
         for conn in link.conns():
             self.sender.bye(conn, reason[:1000], spare)
@@ -97,7 +100,7 @@ class Links:
         self._linger(link, self.bury)
 
     def _linger(self, link: PeerLink, end: Callable[[PeerLink], None]) -> None:
-        """`end(link)` once nothing has moved for LINGER_S."""
+        """Call `end(link)` once nothing has moved over it for LINGER_S."""
         moved = _moved(link)
 
         def look() -> None:
@@ -109,13 +112,14 @@ class Links:
         link.set_timer(self._turns.later(LINGER_S, look))
 
     def heard_bye(self, conn: Conn, spare: bool) -> None:
+        """The other end has said Bye on `conn`: answer it, and end the link once it has on both."""
         link = conn.link
         conn.said_bye, link.spare = True, spare
         if link.state is LinkStage.OPEN:
             other = link.peer.link() if spare and link.peer else None
             if other is not None:
                 self.sender.move(conn, other)
-            conn.queue.clear()  # Whoever has said Bye delivers nothing any more but what was sent before.
+            conn.queue.clear()  # After its Bye, the other end delivers only what was sent before.
             self.sender.bye(conn, "you said so")
         everything = all(each.said_bye for each in link.conns())
         if link.state is LinkStage.OPEN and everything:
@@ -126,10 +130,11 @@ class Links:
             self.bury(link)
 
     def outlives(self, link: PeerLink) -> None:
-        """Its other end sends over it, as over the first that it can use: what was opened long before is gone there.
+        """Something has come over `link`: end those to that peer that were opened long before.
 
-        Here it may seem alive for as long as TCP tries again, which is a quarter of an hour: where a router has
-        forgotten the connection, or the other end has another address by now. What was sent over it was lost.
+        The other end sends over the first link that it can use, so those before this one are gone there. Here they
+        may seem alive for as long as TCP retries, a quarter of an hour, if a router has forgotten the connection or
+        the other end has a new address. What was sent over them was lost.
         """
         peer = link.peer
         if link.state is not LinkStage.OPEN or peer is None or peer.links[0] is link:
@@ -137,7 +142,7 @@ class Links:
         before = peer.links[: peer.links.index(link)]
         gone = [each for each in before if each.opened_s <= link.opened_s - CROSSING_S]
         for each in gone:
-            each.spare = True  # What its end means is told here, before what has come.
+            each.spare = True  # So that `_finish` tells nothing: `_open_again` does, before what has come is.
             for conn in each.conns():
                 conn.queue.clear()
                 self.sender.bye(conn, "your other link to this node is in use")
@@ -147,20 +152,20 @@ class Links:
             self._turns.deliver()
 
     def delivers(self, link: PeerLink) -> bool:
-        """Is what comes over it for the sink?"""
+        """Does the sink hear what comes over this link?"""
         if link.state is LinkStage.OPEN:
             return True
         drains = link.drains and link.state is LinkStage.CLOSING and link.peer is not None
         return drains and link.peer is self.peers.get(link.peer.name if link.peer else "")
 
     def lost(self, conn: Conn) -> None:
-        """Its connection is gone, and all that came over it has been read."""
+        """A connection is gone, and all that came over it has been read."""
         if conn.lost:
             return
         conn.lost = True
         self.sender.forget(conn)
         link = conn.link
-        if link.state is LinkStage.GREETING:  # Also in the middle of our answer: it must not be opened then.
+        if link.state is LinkStage.GREETING:  # Perhaps in the middle of our answer: it must not open then.
             self.bury(link)
         elif all(each.lost for each in link.conns()):
             self._end(link)
@@ -168,7 +173,7 @@ class Links:
             link.set_timer(self._turns.later(GRACE_S, self._end, link))
 
     def bury(self, link: PeerLink) -> None:
-        """Nothing more comes of it: let go of what it holds."""
+        """Let go of all that a link holds: nothing more is sent or read over it."""
         link.state = LinkStage.GONE
         link.set_timer(None)
         for conn in link.conns():
@@ -179,12 +184,12 @@ class Links:
                 self._turns.later(LINGER_S, self._sockets.door.hang_up, conn.accepted)
 
     def _lend(self, link: PeerLink) -> None:
-        """Offer memory to who is on this machine: what is sent then goes by way of that."""
+        """Offer memory to a peer on this machine: large payloads then go by way of that."""
         conn = link.bulk
         if conn is None or link.invited or link.of_client or self._identity.client:
-            return  # Little is sent.
+            return  # Too little is sent.
         if link.dialled:
-            self._sockets.read_monitor(conn.port)  # It tells the descriptor, and may not have been read yet.
+            self._sockets.read_monitor(conn.port)  # To know the descriptor, which it tells.
         if offer := lending.lend(conn):
             self.sender.say(conn, offer)
 
@@ -194,7 +199,7 @@ class Links:
     def _end(self, link: PeerLink) -> None:
         """A connection of this link was lost; by now the other one is, too, or had time to be."""
         for conn in link.conns():
-            if link.state is LinkStage.OPEN:  # To be rid of it: only its dialer can close it.
+            if link.state is LinkStage.OPEN:  # So that its dialer closes it, as only that can.
                 self.sender.bye(conn, "the other connection of this link is gone")
         self._finish(link, clean=bool(link.control and link.control.said_bye))
 
@@ -211,7 +216,7 @@ class Links:
         peer.links.remove(link)
         if not peer.links:
             del self.peers[peer.name]
-            # Its members may be gone, and others be there instead.
+            # When this node asks again, another cluster may be where that one was.
             if self._identity.is_guest and not self.peers:
                 self._identity.cluster, self._identity.is_guest = "", False
             self._turns.tell(partial(self._sink.closed, peer.name, clean))
@@ -219,9 +224,9 @@ class Links:
             self._turns.later(GRACE_S, self._open_again, peer, clean)
 
     def _open_again(self, peer: Peer, clean: bool) -> None:
-        """A link has ended, and others to that peer are left: its other end may have opened them since.
+        """Report the end of a link to a peer to which others are left: as if it had closed and opened again.
 
-        They may have been heard of before the end was. What was lost with that never comes, so it is reported.
+        What was sent over the link may be lost, and the sink must know.
         """
         if self.peers.get(peer.name) is peer and not self._turns.closed:
             self._turns.tell(partial(self._sink.closed, peer.name, clean))
@@ -229,6 +234,6 @@ class Links:
 
 
 def _moved(link: PeerLink) -> tuple[int, float]:
-    """What differs if something has been sent, or has come, since."""
+    """A value that is another once something has been sent over the link, or has come."""
     waiting = sum(len(conn.queue) for conn in link.conns())
     return waiting, link.peer.heard_s if link.peer else 0.0

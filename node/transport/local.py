@@ -1,6 +1,6 @@
 """Where processes of one machine meet: a Unix socket beside each TCP port, for bulk bytes.
 
-Loopback's TCP takes longer for the same bytes.
+TCP over loopback would take longer.
 
 The sockets are abstract: they belong to a network namespace, as ports do, need no file, and end with their process.
 So a container or a namespace with an address of its own is never taken for this machine. Linux alone has them.
@@ -26,12 +26,12 @@ PREFIX = "chaosnet-"
 LISTED = Path("/proc/net/unix")
 """One line for each socket of this network namespace; its name is the last word."""
 BOOT, NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
-_ACCEPTS = "00010000"  # In the flags of one that listens.
+_ACCEPTS = "00010000"  # The flags of a socket that listens.
 
 
 @cache
 def this_machine() -> str:
-    """What only processes of one machine, in one network namespace, have alike: 127.0.0.1 is the same to them."""
+    """A hash that only processes of one machine and network namespace share: those with the same 127.0.0.1."""
     try:
         known = f"{BOOT.read_text()} {NETWORK.stat().st_ino}"
     except OSError:  # Not Linux, or hidden.
@@ -46,7 +46,7 @@ def meeting_place(here: Endpoint) -> str:
 
 
 def way_to(there: Endpoint) -> str:
-    """libzmq's address for a connection to `there`: of its Unix socket, if that is on this machine."""
+    """libzmq's address for a connection to `there`: that of its Unix socket if `there` is on this machine."""
     listening = _listening()
     for name in (f"{there.host}:{there.port}", *([f"*:{there.port}"] if _is_here(there.host) else ())):
         if f"@{PREFIX}{name}" in listening:
@@ -65,21 +65,21 @@ def _listening() -> set[str]:
 
 
 def _is_here(host: str) -> bool:
-    """Is it an address of this machine's? Of a name nobody knows."""
+    """Is this an IP address of this machine? False for a name, which is not looked up."""
     mine = (each.address for found in psutil.net_if_addrs().values() for each in found)
     return is_numeric(host) and (is_loopback(host) or host in mine)
 
 
 def host_of(place: str) -> str:
-    """Of a connection, as libzmq calls its other end: an address, or "localhost:USER:GROUP:PROCESS"."""
+    """The host of a connection's other end as libzmq names that: an address, or "localhost:USER:GROUP:PROCESS"."""
     return "localhost" if place.startswith("localhost:") else place
 
 
 def is_meeting(connection: socket.socket) -> bool:
-    """Is it at one end of what was opened here?"""
+    """Is this one of our Unix sockets, or a connection to one?"""
     if connection.family != getattr(socket, "AF_UNIX", None):
         return False
     names = [connection.getsockname()]
-    with contextlib.suppress(OSError):  # It listens.
+    with contextlib.suppress(OSError):  # A socket that listens has no peer.
         names.append(connection.getpeername())
     return any(isinstance(name, bytes) and name.startswith(b"\0" + PREFIX.encode()) for name in names)

@@ -18,18 +18,20 @@ class Rank(IntEnum):
     """Lower goes first."""
 
     TENSOR = 0  # A training thread waits for it.
-    STATE = 1  # Its pieces, and probes: a joiner waits for them, and they are few beside a training's chunks.
-    CHUNK = 2
+    STATE = 1  # Pieces of the state, and probes: a joiner waits for them, and they are few beside chunks.
+    CHUNK = 2  # Of the all-reduce.
     BYE = 3  # After all that is queued.
 
 
 class Item(NamedTuple):
+    """What waits to be sent: one or two frames. Items are sent in the order of (rank, turn, number)."""
+
     rank: Rank
     turn: tuple[int, int]
     number: int
     first: bytes
-    second: Any  # A buffer, held until libzmq has it.
-    tag: Any  # What `forget` is asked about; None: it is never void.
+    second: Any  # A buffer, kept until libzmq has it; None for an item of one frame.
+    tag: Any  # By which `forget` decides; an item without one (None) is kept.
 
 
 class Outgoing:
@@ -38,10 +40,10 @@ class Outgoing:
     def __init__(self) -> None:
         self._heap: list[Item] = []
         self._numbers = itertools.count()
-        # Since when libzmq has been full, apart from what it has just taken.
+        # When libzmq was last found full, or took an item while more waited; None while nothing waits.
         self._full_s: float | None = None
         self.carried: tuple[int, float] = 0, 0.0
-        """Bytes that libzmq has taken while it was full, and for how long it was: the connection's rate."""
+        """Bytes that libzmq has taken while it was full, and for how many seconds it was: their ratio is the rate."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -49,19 +51,20 @@ class Outgoing:
     def push(
         self, rank: Rank, first: bytes, second: Any = None, tag: Any = None, turn: tuple[int, int] = (0, 0)
     ) -> None:
-        """`turn`: lower goes first within the rank; in the order of their coming if it is the same."""
+        """Add an item. Within a rank, a lower `turn` goes first; of equal turns, what was pushed first."""
         heapq.heappush(self._heap, Item(rank, turn, next(self._numbers), first, second, tag))
 
     def next(self) -> Item:
+        """The item to send next, which stays in the queue."""
         return self._heap[0]
 
     def refused(self, now_s: float) -> None:
-        """libzmq is full."""
+        """libzmq has no room for the next item."""
         if self._full_s is None:
             self._full_s = now_s
 
     def taken(self, now_s: float) -> None:
-        """libzmq has what was next."""
+        """libzmq has taken the next item."""
         item = heapq.heappop(self._heap)
         if self._full_s is not None:
             size = len(item.first) + (0 if item.second is None else size_of(item.second))
@@ -70,7 +73,7 @@ class Outgoing:
             self._full_s = now_s if self._heap else None
 
     def pop(self) -> Item:
-        """What was next, which is not sent from here."""
+        """Take out the next item, which is not sent over this connection."""
         return heapq.heappop(self._heap)
 
     def clear(self) -> None:
@@ -89,4 +92,5 @@ class Outgoing:
 
 
 def size_of(payload: Any) -> int:
+    """Bytes of a buffer or a frame."""
     return len(payload) if isinstance(payload, (bytes, zmq.Frame)) else memoryview(payload).nbytes

@@ -1,4 +1,4 @@
-"""Receiving: what a port has to read, item by item, and where each goes.
+"""Receiving: reads a port item by item, and passes each on to whom it is for.
 
 A monitor and its socket (sockets.py) are two queues: a disconnection is acted upon only when the socket has been
 read empty after it, so what a dead peer sent is delivered first.
@@ -25,8 +25,8 @@ from .shared_memory import Arena, Payload
 from .sockets import Sockets
 from .turns import Sink, Turns
 
-READS_PER_TURN = 256  # Of one socket, before the others and the loop get their turn.
-MAX_FRAMES = 2
+READS_PER_TURN = 256  # Items of one socket, before the others and the loop get their turn.
+MAX_FRAMES = 2  # Of an item.
 
 
 class Receiver:
@@ -62,7 +62,7 @@ class Receiver:
             if not port.open:
                 return
         else:
-            return  # Still ready.
+            return  # There may be more: the port is read again in the next turn.
         self._turns.emptied(port)
         lost, port.lost = port.lost, []
         for gone in lost:
@@ -72,7 +72,7 @@ class Receiver:
                 self._acceptor.ended(gone)
 
     def received(self, port: Port, frames: list[zmq.Frame]) -> None:
-        """One item."""
+        """Handle one item that has come over `port`."""
         conn = port.conn
         if conn is None:
             route = frames.pop(0).bytes
@@ -95,7 +95,7 @@ class Receiver:
             self._take(conn, first, second)
 
     def _take(self, conn: Conn, first: bytes, second: zmq.Frame | Payload | None) -> None:
-        """What is for the sink."""
+        """Pass an item on to the sink, if its link may deliver."""
         self._links.outlives(conn.link)
         if not self._links.delivers(conn.link):
             return
@@ -111,6 +111,7 @@ class Receiver:
             self._sink.control(peer.name, first)
 
     def _own_words(self, conn: Conn, frame: zmq.Frame | None) -> None:
+        """Act upon one of the transport's own words."""
         link = conn.link
         greets = link.dialled and link.state is LinkStage.GREETING
         try:
@@ -129,7 +130,7 @@ class Receiver:
             case Bye():
                 self._links.heard_bye(conn, message.spare)
             case Lend() | Mapped() | Laid() if link.state in (LinkStage.CLOSING, LinkStage.GONE):
-                pass  # It has crossed our Bye.
+                pass  # It was sent before our Bye came.
             case Lend() if conn.bulk and link.state is LinkStage.OPEN and not link.invited:
                 if answer := lending.borrow(conn, message):
                     self._links.sender.say(conn, answer)
@@ -153,7 +154,7 @@ class Receiver:
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
-    """One item, None if there is none. Of one with too many frames only as many as tell that it has."""
+    """One item, None if there is none. Of one with too many frames, only so many that the receiver sees it."""
     try:
         frame = socket.recv(zmq.NOBLOCK, copy=False)
     except zmq.Again:

@@ -17,12 +17,12 @@ from .outgoing import Item, Rank, size_of
 from .sockets import Sockets
 from .turns import Turns
 
-RETRY_S = 0.005  # A word of libzmq's that there is room can be lost on another call to it; then this helps.
-LAID_PER_TURN = 16 << 20  # Bytes of one connection; others have their turn between.
+RETRY_S = 0.005  # libzmq's signal that there is room is lost if another call to it takes it: so we ask again.
+LAID_PER_TURN = 16 << 20  # Bytes that one connection lays in shared memory before others have their turn.
 
 
 class Sender:
-    """`lost(conn)` is called when a connection turns out to be gone."""
+    """Hands queued items to libzmq. `lost(conn)` is called when a connection turns out to be gone."""
 
     def __init__(self, turns: Turns, sockets: Sockets, lost: Callable[[Conn], None]) -> None:
         self._turns, self._sockets, self._lost = turns, sockets, lost
@@ -37,13 +37,13 @@ class Sender:
         tag: Any = None,
         turn: tuple[int, int] = (0, 0),
     ) -> bool:
-        """Queue one item on a connection; False if that turns out to be gone."""
+        """Queue one item on a connection (see `Transport.send_bulk`); False if that turns out to be gone."""
         port = conn.port
         if conn.lost or not port.open:
             return False
         conn.queue.push(rank, first, second, tag, turn)
         self._drain(conn)
-        # Sending may take the wake-up that a received message, or room for others, had left in the descriptor.
+        # Sending may take from the descriptor the signal that a message has come, or that there is room for others.
         if port.open and (port.blocked or port.readable()):
             self._turns.wake(port)
         return not conn.lost
@@ -53,7 +53,7 @@ class Sender:
         return self.put(conn, OURS, encode(word), rank)
 
     def move(self, conn: Conn, link: PeerLink) -> None:
-        """What waits for a connection of a link that ends goes over another link to that peer."""
+        """Queue what waits on `conn`, whose link ends, on another link to that peer."""
         there = link.bulk if conn.bulk else link.control
         while conn.queue:
             item = conn.queue.pop()
@@ -61,18 +61,19 @@ class Sender:
                 self.put(there, item.first, item.second, item.rank, item.tag, item.turn)
 
     def bye(self, conn: Conn, reason: str, spare: bool = False) -> None:
+        """Queue a Bye, after all that waits."""
         self.say(conn, Bye(reason=reason, spare=spare), Rank.BYE)
 
     def forget(self, conn: Conn) -> None:
-        """Nothing more is sent over it."""
+        """Drop what waits on a connection."""
         conn.queue.clear()
         conn.port.blocked.pop(conn, None)
 
     def flush(self, port: Port) -> None:
         """Go on with the queues of a port that libzmq had no room for."""
         if not port.blocked or not port.open:
-            return  # Nothing waits, or what was heard over it has ended it.
-        port.readable()  # Or libzmq would look for room only now and then.
+            return  # Nothing waits; or what was read from the port has made us shut it.
+        port.readable()  # Makes libzmq look for room, which it else does only now and then.
         for conn in port.blocked:
             conn.laid_bytes = 0
         sent = [self._drain(conn) for conn in list(port.blocked)]
@@ -80,7 +81,7 @@ class Sender:
             self._turns.wake(port)
 
     def flush_all(self, until_s: float) -> None:
-        """Blocks until libzmq has all that is queued, or until `until_s` by `time.monotonic`."""
+        """Block until libzmq has all that is queued, or until `until_s` by `time.monotonic`."""
         while time.monotonic() < until_s:
             poller = zmq.Poller()
             for port in (blocked := [port for port in self._sockets.open if port.blocked]):
@@ -92,7 +93,7 @@ class Sender:
                 self.flush(port)
 
     def _drain(self, conn: Conn) -> bool:
-        """Give libzmq what is queued, as far as it takes it. Returns: did it take any?"""
+        """Give libzmq what is queued, as much as it takes. Returns: did it take any?"""
         queue, before = conn.queue, len(conn.queue)
         try:
             while queue:
@@ -102,15 +103,15 @@ class Sender:
                     return True
                 _hand_over(conn, queue.next())
                 queue.taken(clock.now_s())
-        except zmq.Again:  # Of the first frame: libzmq takes all of an item, or nothing.
+        except zmq.Again:  # It refuses the first frame only: libzmq takes all of an item, or nothing.
             queue.refused(clock.now_s())
             conn.port.blocked[conn] = None
             self._retry_soon()
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._sockets.read_monitor(conn.port)  # It knows why, and has perhaps not been read yet.
-            self._turns.wake(conn.port)  # To act upon that.
+            self._sockets.read_monitor(conn.port)  # The monitor tells why.
+            self._turns.wake(conn.port)  # To act upon what it told.
             self._lost(conn)
         else:
             conn.port.blocked.pop(conn, None)
@@ -129,7 +130,10 @@ class Sender:
 
 
 def _hand_over(conn: Conn, item: Item) -> None:
-    """Raises: zmq.Again if libzmq has no room for it."""
+    """Give libzmq one item, its payload by way of lent memory if that has room.
+
+    Raises: zmq.Again if libzmq has no room; other zmq.ZMQError if the connection is gone.
+    """
     socket, more = conn.port.socket, zmq.NOBLOCK | zmq.SNDMORE
     if conn.lent and item.second is not None:
         size = size_of(item.second)

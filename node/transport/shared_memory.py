@@ -1,13 +1,13 @@
-"""Memory that a node lends to another one of its machine: payloads lie in it, and only words about them travel.
+"""Memory that a node lends to another one of its machine: payloads lie there, and only where they lie is sent.
 
 Over a socket, bytes are copied twice, in many turns of the kernel; here once. Each end of a link makes such memory,
 an `Arena`, for what it sends, and offers its descriptor over the link's Unix socket. The other end maps it if the
-kernel says that it belongs to a process of the same user. Where it does not, and where the arena is full, payloads
-go over the socket. It has no file, and is gone when both processes are, killed or not (and what they have forked
-meanwhile). Until then it keeps what was ever used of it.
+kernel says that it belongs to a process of the same user. If it does not, and while the arena is full, payloads go
+over the socket. An arena has no file, and is gone when both processes are, killed or not (and what they have forked
+meanwhile). Until then, pages that were once used stay in memory.
 
-The sender takes blocks, and the receiver gives them back: one byte each says whether a block is taken. What is not
-given back yet, because a result is kept for a while, is passed over.
+The sender takes blocks, and the receiver gives them back: one byte for each says whether it is taken. Blocks that are
+not given back yet, because a result is kept for a while, are passed over.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-# Not every Python for Linux is built with them.
+# Not every Python for Linux is built with memfd_create.
 if sys.platform == "linux" and hasattr(os, "memfd_create"):
     import fcntl
 
-    # Nobody may make it shorter: touching what is not there any more kills a process.
+    # Nobody may shorten the memory: a process that touches what is not there any more is killed.
     SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 else:
     SEALS = 0
@@ -36,7 +36,7 @@ BLOCK_BYTES = 64 << 10
 BLOCKS = 16 << 10
 """1 GiB. Memory is taken as it is first used, and the first free blocks are used first."""
 LEAST_BYTES = 128 << 10
-"""What is smaller is as fast over a socket (measured)."""
+"""Smaller payloads are as fast over a socket (measured)."""
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _SIZE = BLOCKS + BLOCKS * BLOCK_BYTES
 
@@ -46,26 +46,27 @@ class Payload(np.ndarray[Any, np.dtype[np.uint8]]):
 
     @property
     def buffer(self) -> memoryview:
-        """As that of a `zmq.Frame`."""
+        """The bytes, under the name that a `zmq.Frame` has for them."""
         return self.data
 
 
 class Arena:
-    """Of one direction of a link; at both ends. A byte for each block (1: taken), then the blocks."""
+    """The memory for one direction of a link, as either end has it: a byte per block (1: taken), then the blocks."""
 
     def __init__(self, memory: mmap.mmap, descriptor: int = -1) -> None:
         self._memory = memory  # It keeps a descriptor of its own.
         self.descriptor = descriptor
-        """To be offered; -1 once it is mapped at the other end, and there."""
+        """To be offered to the other end; -1 once that has mapped it, and at that end."""
         self._close = weakref.finalize(self, os.close, descriptor) if descriptor >= 0 else None
 
     # --- the sender's end ---
 
     @classmethod
     def create(cls) -> Arena | None:
-        """None where there is no such memory: it takes Linux.
+        """Make one. None where there is no such memory, which takes Linux.
 
-        Nor where the kernel counts what is promised (overcommit_memory 2): it kills who uses too much of such memory.
+        None, too, where the kernel promises no more memory than there is (overcommit_memory 2): it kills a process
+        that uses too much of such memory.
         """
         if sys.platform != "linux" or not SEALS:
             return None
@@ -83,7 +84,7 @@ class Arena:
 
     @property
     def is_mapped(self) -> bool:
-        """At the other end, too?"""
+        """Has the other end mapped it, too?"""
         return self.descriptor < 0
 
     def mapped(self) -> None:
@@ -93,7 +94,7 @@ class Arena:
         self.descriptor = -1
 
     def reserve(self, size: int) -> int | None:
-        """Blocks for so many bytes: the first one's number; None if they are too few or find no room."""
+        """Take blocks for so many bytes. Returns: the first one's number; None for few bytes, or without room."""
         if size < LEAST_BYTES or not self.is_mapped:
             return None
         first = self._memory.find(bytes(_blocks(size)), 0, BLOCKS)
@@ -103,20 +104,20 @@ class Arena:
         return first
 
     def write(self, first: int, payload: Any) -> None:
-        """Into what was reserved for as many bytes."""
+        """Copy `payload` to the blocks from `first` on, which were reserved for as many bytes."""
         values = np.frombuffer(payload, np.uint8)
         place = np.frombuffer(self._memory, np.uint8, values.size, BLOCKS + first * BLOCK_BYTES)
         np.copyto(place, values)  # Other threads run meanwhile.
 
     def release(self, first: int, size: int) -> None:
-        """What was reserved is not used (any more)."""
+        """Free the blocks that were reserved for `size` bytes from `first` on."""
         self._memory[first : first + _blocks(size)] = bytes(_blocks(size))
 
     # --- the receiver's end ---
 
     @classmethod
     def of(cls, process: int, descriptor: int) -> Arena:
-        """Map the other end's. Raises: OSError or ValueError if there is none of the same user's."""
+        """Map what another process offers. Raises: OSError or ValueError if that is no arena, or cannot be opened."""
         if sys.platform != "linux" or not SEALS:
             raise OSError("there is no such memory here")
         path = Path(f"/proc/{process}/fd/{descriptor}")
@@ -131,10 +132,10 @@ class Arena:
             os.close(ours)
 
     def payload(self, first: int, size: int) -> Payload:
-        """What lies there. Raises: ValueError if that is beyond the end."""
+        """The `size` bytes from block `first` on. Raises: ValueError if they reach beyond the end."""
         if first + _blocks(size) > BLOCKS:
             raise ValueError(f"{size} bytes from block {first} on (expected to end before {BLOCKS})")
-        # Its base is no array, or numpy would let a view of it go past it to that, and its end would be missed.
+        # Made from the memory, not from another array: views of `found` would keep that alive, not `found`.
         place = BLOCKS + first * BLOCK_BYTES
         found = np.ndarray.__new__(Payload, (size,), np.uint8, self._memory, place)
         weakref.finalize(found, _give_back, self, os.getpid(), first, size).atexit = False
@@ -146,5 +147,5 @@ def _blocks(size: int) -> int:
 
 
 def _give_back(arena: Arena, process: int, first: int, size: int) -> None:
-    if os.getpid() == process:  # A fork has copies of all that we hold, and may lose them earlier.
+    if os.getpid() == process:  # A forked process has copies of all that we hold, and may drop them earlier.
         arena.release(first, size)

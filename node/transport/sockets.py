@@ -26,14 +26,14 @@ MAX_FRAME_BYTES = 64 << 20  # libzmq drops a connection that announces more, bef
 # More do not move 1 to 4 MiB frames faster over loopback (measured, 2 cores). With one, a monitor's ACCEPTED
 # always comes before the first frame of that connection.
 IO_THREADS = 1
-# Messages that libzmq has for one connection, besides the one that it is sending: enough to go on with until we have
-# heard that there is room, and few that nothing can overtake. At least a Hello and a Bye.
+# Messages that libzmq holds for one connection, besides the one that it is sending: enough to send until we hear that
+# there is room, and few, as nothing can overtake them. A Hello and a Bye must fit.
 SEND_AHEAD = 2
 MAX_SOCKETS = 8192  # Four for each peer we dial: two DEALERs and their monitors.
 HANDSHAKE_MS = round(1000 * HELLO_S)  # libzmq's own limit to its part of the handshake.
-# TCP would try for a quarter of an hour to send what is never acknowledged. No heartbeats go over a bulk connection,
-# and its path may die alone: at a router that forgets one connection, or of several ways between two networks. It is
-# longer than the patience with a process that was stopped (protocols/liveness.py), whose buffers are full meanwhile.
+# Without it, TCP would try for a quarter of an hour to send what is never acknowledged. No heartbeats go over a bulk
+# connection, and its path may die alone: a router may forget one connection, or there are several ways between two
+# networks. Longer than the patience with a stopped process (protocols/liveness.py), whose buffers are full meanwhile.
 UNACKNOWLEDGED_MS = 25_000
 ROUTER_RANK, CONTROL_RANK, BULK_RANK = 1, 0, 2
 
@@ -60,7 +60,7 @@ class Sockets:
     """All sockets that carry links, and what their monitors tell.
 
     Args:
-        wake: Hears of a port that may have something to read; once for all that has come, so read until it is empty.
+        wake: Called with a port that may have something to read, but once for all that has come: read until empty.
         keys: Ours, with which every connection is encrypted; None: none is.
     """
 
@@ -71,17 +71,20 @@ class Sockets:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=IO_THREADS)
         self.context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self.open: set[Port] = set()
-        self.listening: set[int] = set()  # Our ports, and those at the ends that we dial: forked.py.
+        self.listening: set[int] = set()  # Ports that we listen at, and those that we dial: for forked.py.
         self.dialled: set[int] = set()
         self._monitors = 0
         forked.close_in_children_of(self)
 
     def start(self) -> None:
-        """On the running loop."""
+        """Serve on the running loop."""
         self._loop = asyncio.get_running_loop()
 
     def listen(self, here: Endpoint) -> Endpoint:
-        """A ROUTER, which lets in by ZAP if there are keys. Raises zmq.ZMQError if `here` cannot be bound."""
+        """Bind a ROUTER, which asks by ZAP whom to let in if there are keys.
+
+        Returns: where it is bound. Raises: zmq.ZMQError if it cannot be.
+        """
         allow_many_descriptors()
         socket = self._socket(zmq.ROUTER, here)
         socket.set(zmq.ROUTER_MANDATORY, 1)  # Sending to a connection that is gone is an error, not silence.
@@ -97,12 +100,12 @@ class Sockets:
         bound = Endpoint.parse(socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))
         self.listening.add(bound.port)
         if place := local.meeting_place(bound):
-            with contextlib.suppress(zmq.ZMQError):  # Who cannot meet us there dials the port.
+            with contextlib.suppress(zmq.ZMQError):  # Without it, processes of this machine dial the port.
                 socket.bind(place)
         return bound
 
     def dial(self, there: Endpoint, route: bytes, bulk: bool) -> Port:
-        """A DEALER, which calls itself `route`. Raises zmq.ZMQError."""
+        """Connect a DEALER with the routing id `route`. Raises: zmq.ZMQError."""
         socket = self._socket(zmq.DEALER, there)
         if self.keys:
             curve.dial(socket, self.keys, there.key)
@@ -125,7 +128,7 @@ class Sockets:
         socket.set(zmq.RCVHWM, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.set(zmq.TCP_KEEPALIVE, 1)  # A path that died silently while idle: gone after 25 s.
+        socket.set(zmq.TCP_KEEPALIVE, 1)  # A path that dies silently while idle is noticed after 25 s.
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)
         socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
         socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
@@ -138,7 +141,7 @@ class Sockets:
         place = f"inproc://monitor-{self._monitors}"
         socket.monitor(place, events)
         monitor = self.context.socket(zmq.PAIR)
-        monitor.set(zmq.RCVHWM, 0)  # With a bound, a full one would stop the I/O thread.
+        monitor.set(zmq.RCVHWM, 0)  # With a bound, a full queue would stop the I/O thread.
         monitor.connect(place)
         port = Port(socket, monitor, rank, None)
         self.open.add(port)
@@ -148,7 +151,7 @@ class Sockets:
         return port
 
     def read_monitor(self, port: Port) -> None:
-        """Note what it has to say. Connections that have ended are in `port.lost` then."""
+        """Read a port's monitor, and note what it says. Connections that have ended are in `port.lost` then."""
         for event, value in _monitored(port):
             if port.conn is None:
                 if gone := self.door.event(event, value, time.monotonic()):
@@ -176,7 +179,7 @@ class Sockets:
         port.socket.close(round(linger_s * 1000))
 
     def term(self, at_most_s: float) -> None:
-        """After all are shut: wait until what is queued has gone."""
+        """After all sockets are shut: wait until what is queued has gone."""
         # Now and then libzmq (4.3.5) never ends `term` if a peer hangs up at this very moment (1 in 2,000
         # here, with or without linger and monitors). Such a context is left to the end of the process.
         term = threading.Thread(target=self.context.term, name="chaosnet-zmq-term", daemon=True)
@@ -185,7 +188,7 @@ class Sockets:
 
 
 def _monitored(port: Port) -> Iterator[tuple[int, int]]:
-    """What the monitor of `port` has to say: event, value."""
+    """(event, value) of each message of a port's monitor."""
     while int(port.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
         what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)
         yield _EVENT.unpack(what)

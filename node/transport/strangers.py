@@ -1,8 +1,8 @@
 """Connections that have not said who they are: how many, how long, how often, and why they were refused.
 
-A ROUTER gives no handle to hang up on a connection, but its monitor tells the descriptor of each: shutting that
-down ends the connection, and libzmq cleans up as if the other end had gone. The oldest stranger goes when there
-are too many: who is honest says Hello within a round trip, so a flood of silent ones pushes out its own.
+A ROUTER has no call to end one of its connections, but its monitor tells the descriptor of each: shutting that down
+ends the connection, and libzmq cleans up as if the other end had gone. When there are too many strangers, the oldest
+goes: an honest one says Hello within a round trip, so a flood of silent ones pushes out its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_STRANGERS = 512
 MAX_STRANGERS_PER_HOST = 128
 HELLO_S = 10.0  # A connection that has not said Hello by then is ended, whatever else it said.
 FAILURES_PER_S = 10.0  # Of one host, in the long run; beyond, its connections are ended as they come.
-FAILURE_BURST = 100.0
-MAX_HOSTS = 1024  # Whose failures are remembered.
+FAILURE_BURST = 100.0  # Failures that one host may have at once.
+MAX_HOSTS = 1024  # Hosts whose failures are remembered.
 TOO_OFTEN = "too often"
 
 
@@ -34,9 +34,9 @@ class Accepted:
     fd: int
     peer: tuple[str, int]  # Its other end, see `peer_of`.
     since_s: float
-    # Nothing is to be counted at its end: it was refused, or only wanted to know who we are.
+    # Its end is not to be counted as a refusal: one was counted already, or it only wanted to know who we are.
     settled: bool = False
-    why: str = ""  # Its end, if that was during the handshake.
+    why: str = ""  # Why it ended, if that was during the handshake.
     conn: Any = None  # The transport's, once it has said Hello.
 
     @property
@@ -45,21 +45,25 @@ class Accepted:
 
 
 class Strangers:
-    """Decides who must go: methods return connections to hang up on. `refused` counts by reason."""
+    """Decides which connections must end; the caller hangs up on those that a method returns. Pure.
+
+    Attributes:
+        refused: How many were refused, by reason.
+    """
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
         self._waiting: dict[Accepted, None] = {}  # Oldest first.
         self._by_host: Counter[str] = Counter()
-        # By host: refused by key, and their connections not ended yet.
+        # By host: connections that were refused by key, and have not ended yet.
         self._turned_away: Counter[str] = Counter()
-        self._credit: dict[str, tuple[float, float]] = {}  # Host: failures it may still have, as of when.
+        self._credit: dict[str, tuple[float, float]] = {}  # By host: failures it may still have, as of when.
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def accepted(self, new: Accepted, now_s: float) -> list[Accepted]:
-        """A connection has come."""
+        """A connection has come. Returns: those to hang up on."""
         self._waiting[new] = None
         self._by_host[new.host] += 1
         if self._credit_of(new.host, now_s) < 1:
@@ -72,11 +76,11 @@ class Strangers:
         return []
 
     def greeted(self, known: Accepted) -> None:
-        """It is a peer now."""
+        """It is a peer's now, and no stranger any more."""
         self._forget(known)
 
     def refuse(self, who: Accepted, reason: str, now_s: float) -> None:
-        """Count it. The connection stays a stranger's until its other end closes it, or its time is over."""
+        """Count a refusal. The connection stays a stranger until its other end closes it, or its time is over."""
         if not who.settled:
             who.settled = True
             self._count(who.host, reason, now_s)
@@ -100,7 +104,7 @@ class Strangers:
         return fresh
 
     def overdue(self, now_s: float) -> list[Accepted]:
-        """Those that have been strangers for too long."""
+        """The connections that have been strangers for too long, to hang up on."""
         late = [each for each in self._waiting if now_s >= each.since_s + HELLO_S]
         return [self._over(each, "no Hello in time", now_s) for each in late]
 
@@ -112,7 +116,7 @@ class Strangers:
     def _count(self, host: str, reason: str, now_s: float) -> None:
         self.refused[reason] += 1
         if reason == TOO_OFTEN:
-            return  # Or a flood would shut out its whole host for as long as it lasts.
+            return  # Costs no credit, or a flood would shut out its whole host for as long as it lasts.
         credit = self._credit_of(host, now_s) - 1
         self._credit.pop(host, None)
         self._credit[host] = (max(credit, 0.0), now_s)
@@ -147,10 +151,10 @@ class Door:
         self.keyed = keyed
         self.strangers = Strangers()
         self.by_fd: dict[int, Accepted] = {}
-        self._failure = ""  # Why the connection that ends next did: one I/O thread says both in a row.
+        self._failure = ""  # Of the connection whose end comes next: the one I/O thread tells both in a row.
 
     def event(self, event: int, value: int, now_s: float) -> Accepted | None:
-        """One of the monitor's. Returns: a connection that has ended."""
+        """Note an event of the monitor. Returns: the connection that has ended by it, if one has."""
         if event == zmq.EVENT_ACCEPTED:
             new = self.by_fd[value] = Accepted(value, peer_of(value), now_s)
             for each in self.strangers.accepted(new, now_s):
@@ -165,7 +169,7 @@ class Door:
         return None
 
     def ended(self, gone: Accepted, now_s: float) -> str:
-        """What came over `gone` has been read. Returns: why it was refused, "" if it was not or has been told."""
+        """All that came over `gone` has been read. Returns: why it was refused; "" if it was not, or that is told."""
         reason = gone.why or MALFORMED
         return reason if self.strangers.ended(gone, reason, now_s) else ""
 
@@ -207,7 +211,7 @@ def hang_up(connection: Accepted) -> None:
 
 
 def allow_many_descriptors() -> None:
-    """As many as this user may have: at its limit libzmq could accept nobody, and would try all the time."""
+    """Raise this process' limit to the most allowed: at the limit, libzmq accepts nobody and retries all the time."""
     try:
         import resource
     except ImportError:  # Not a Unix.

@@ -55,7 +55,7 @@ class Transport:
     Args:
         node: This node's name, unique in the cluster.
         listen: "HOST:PORT" to bind, port 0 for any free one; "" to only dial (clients, nodes behind NAT).
-        sink: Hears everything.
+        sink: Is told all that happens.
         client: True for one that looks and is no member, e.g. `chaosnet status`.
         dial_timeout_s: From `dial` until `dial_failed` when nobody answers.
         keys: Ours. With them every connection, either way, is encrypted and proves both ends' keys; without,
@@ -177,11 +177,11 @@ class Transport:
 
     @property
     def moved_bytes(self) -> tuple[int, int]:
-        """What this node has sent over all its links, and received, since it began."""
+        """Bytes that this node has sent over all its links, and received, since it began."""
         return self.links.bytes_out, self.links.bytes_in
 
     def bound_unsent(self, peer: str, rate_bps: float) -> None:
-        """Let the kernel hold no more for that peer than suits what its link carries."""
+        """Let the kernel hold few unsent bytes for that peer. `rate_bps`: what its link carries, bits/s."""
         link = self.links.to(peer)
         if link and link.bulk:
             descriptors.bound_unsent(link.bulk.fd, rate_bps)
@@ -198,7 +198,7 @@ class Transport:
                 self.links.say_bye(link, reason)
 
     def hang_up(self, reason: str) -> Callable[[], bool]:
-        """Say Bye to all peers. Returns: what tells whether all have answered by now, or fell silent (links.py).
+        """Say Bye to all peers. Returns: a call that tells whether all have answered, or fallen silent (links.py).
 
         To be asked before `close`: TCP takes back what was sent last if its sender closes with something unread.
         """
@@ -235,7 +235,7 @@ class Transport:
         if self.turns.closed:
             return
         self.turns.closed = True
-        # Who is dialled may have opened the link already.
+        # The other end of a link that we are dialling may have opened it already.
         for link in [*self.links.all(), *self.dialer.links()]:
             link.set_timer(None)
             for conn in link.conns():
@@ -251,12 +251,12 @@ class Transport:
 
     @property
     def waiting(self) -> int:
-        """Items that are queued, for whomever. May be asked on any thread."""
+        """Items that are queued, for all peers. May be asked on any thread."""
         return sum(len(conn.queue) for port in [*self.sockets.open] for conn in [*port.blocked])
 
     @property
     def refused(self) -> Counter[str]:
-        """Connections that never became a peer's, by reason."""
+        """How many connections were refused, by reason."""
         return self.sockets.door.strangers.refused
 
     def _send(

@@ -28,15 +28,17 @@ class Sink(Protocol):
     def closed(self, peer: str, clean: bool) -> None:
         """The last link to `peer` is gone. `clean`: one of us said Bye; else its process or the path died."""
 
-    def dial_failed(self, address: str, reason: str, final: bool) -> None: ...
+    def dial_failed(self, address: str, reason: str, final: bool) -> None:
+        """A `dial` has ended without a link, for this reason. `final`: any other would, too."""
 
     def checked(self, address: str, peer: str, reason: str, at: str) -> None:
         """A `check` has ended: `peer` answers there, or "" does, for this reason. `at`: see `PeerLink`."""
 
-    def control(self, peer: str, body: bytes) -> None: ...
+    def control(self, peer: str, body: bytes) -> None:
+        """A control message has come."""
 
     def bulk(self, peer: str, header: bytes, payload: zmq.Frame | Payload | None) -> None:
-        """`payload.buffer` is writable and belongs to the receiver."""
+        """Bulk bytes have come. `payload.buffer` is writable, and the sink's own."""
 
     def foreign(self, where: str, reason: str) -> None:
         """Something malformed or not ours was dropped."""
@@ -49,14 +51,14 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.closed = False  # No turn comes any more, and no timer is needed.
+        self.closed = False  # If so, no turn comes any more, and no timer is needed.
         self.serve: Callable[[Port], None]
         self._ready: set[Port] = set()  # To be read in the next turn.
         self._inbox: deque[Callable[[], None]] = deque()  # Calls to the sink; bulk is bounded by credits.
         self._is_due = False
 
     def start(self, serve: Callable[[Port], None]) -> None:
-        """On the running loop."""
+        """Take turns on the running loop."""
         self.serve = serve
         self._loop = asyncio.get_running_loop()
 
@@ -69,10 +71,11 @@ class Turns:
             self._loop.call_soon(self._turn)
 
     def emptied(self, port: Port) -> None:
+        """All that `port` had to read has been read."""
         self._ready.discard(port)
 
     def tell(self, call: Callable[[], None]) -> None:
-        """Have the sink called, after all that it is to hear before."""
+        """Have the sink called in a later turn, after all that it was to hear before."""
         self._inbox.append(call)
         self.wake()
 
@@ -84,7 +87,7 @@ class Turns:
                 return
 
     def forget(self) -> None:
-        """The sink hears nothing of what was to be told."""
+        """Drop all calls to the sink that wait."""
         self._inbox.clear()
 
     def later(self, delay_s: float, call: Callable[..., object], *args: object) -> asyncio.TimerHandle:
@@ -98,7 +101,7 @@ class Turns:
             for port in sorted(self._ready, key=lambda port: port.rank):
                 if port.open:  # Serving another may have shut it.
                     self.serve(port)
-            self.deliver(time.monotonic() + BULK_TURN_S)  # The loop's own time may stand still.
-        finally:  # Also when the sink raised: the descriptors say nothing twice.
+            self.deliver(time.monotonic() + BULK_TURN_S)  # loop.time() may stand still within a turn.
+        finally:  # Also when the sink raised: descriptors do not signal a second time what is still unread.
             if self._inbox or any(port.open for port in self._ready):
                 self.wake()
