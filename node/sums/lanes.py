@@ -255,13 +255,17 @@ class LaneLayout:
         if self._ways_of != wanted:  # Hardly ever: steps are alike, and there may be thousands of places.
             self._ways_of, self._ways = wanted, self._plan(*wanted)
         halves: dict[int, torch.Tensor] = {}  # By target: one that lies in several chunks, flat.
-        # The chunks in `whole`, and its device: they cross once for all that lies in them.
-        crossed: tuple[range, torch.device | None] = range(0), None
+        # By device: the last chunks that have crossed, once for all that lies in them, and their values there.
+        crossed: dict[torch.device, tuple[range, torch.Tensor]] = {}
         for way in self._ways:
             if way.device.type == "cpu":
                 whole = results[way.chunks[0]]
-            elif crossed != (way.chunks, way.device):
-                crossed, whole = (way.chunks, way.device), self._at(way.device, results, way.chunks)
+            else:
+                known = crossed.get(way.device)
+                if known is None or known[0] != way.chunks:
+                    known = way.chunks, self._at(way.device, results, way.chunks)
+                    crossed[way.device] = known
+                _, whole = known
             result = whole[way.begin : way.stop]
             if not way.is_part:
                 run = targets[way.first : way.last]

@@ -9,7 +9,7 @@ from members import CPU, data, loss_of, net
 from torch import nn
 
 from chaosnet.node.sums.gradients import Gradients
-from chaosnet.node.sums.lanes import stage
+from chaosnet.node.sums.lanes import LaneLayout, stage
 
 TINY_CHUNKS = 64  # Bytes: several parameters in a chunk, and several chunks for a parameter.
 
@@ -224,6 +224,22 @@ def test_a_model_on_two_devices_is_staged_from_both(device, last_device, made):
     gradients.adopt(finished.present, results)
     assert not finished.retracted
     assert all(torch.equal(p.grad.cpu(), was) for p, was in zip(model.parameters(), before, strict=True))
+
+
+def test_results_come_to_each_place_where_devices_and_this_machines_memory_take_turns(
+    device, last_device, monkeypatch
+):
+    """What crosses at once may have a place of the CPU, or of another device, in its middle."""
+    monkeypatch.setattr("chaosnet.node.sums.lanes.CROSSING_BYTES", 2 * TINY_CHUNKS)
+    where = device, CPU, device, last_device, device, CPU, last_device
+    sizes = 3, 5, 40, 7, 1, 90, 33
+    model = nn.ParameterList(torch.zeros(size, device=at) for size, at in zip(sizes, where, strict=True))
+    layout = LaneLayout(model, TINY_CHUNKS)
+    values = torch.arange(sum(sizes), dtype=torch.float32)
+    targets = [torch.full_like(place.holder, torch.nan) for place in layout.parameters]
+    layout.spread(layout.parameters, targets, [values[chunk.start : chunk.stop] for chunk in layout.chunks])
+    for place, target in zip(layout.parameters, targets, strict=True):
+        assert torch.equal(target.cpu(), values[place.start : place.stop]), place.name
 
 
 def test_a_script_may_train_on_a_stream_of_its_own(device, made):
