@@ -300,9 +300,9 @@ class StateParts:
             digest.update(as_bytes(self.content(slot)).cpu().numpy().data)
         return digest.hexdigest()
 
-    def read(self, round: int) -> Reading | None:
+    def read(self, step: int) -> Reading | None:
         """The reading of the group whose turn it is, if it is kept here, to be compared with its other keepers'."""
-        group = round % max(EVERY, len(self.groups))
+        group = step % max(EVERY, len(self.groups))
         if group not in self.held:
             return None
         digest = self.digest(group)

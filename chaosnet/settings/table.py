@@ -314,8 +314,10 @@ NODE = (  # `Cluster(...)`.
         default_text="as suits the links", variable="CHAOSNET_BLOCKING", option="--blocking",
         option_help="Neighbours wait until they have sent the state, whatever suits the links.",
         help="Join as in the Chaos paper: neighbours wait until they have sent the state. Else they train on "
-        "meanwhile, unless the results of their steps would take more than half of this node's links.",
-        more="A tenth, if several nodes join at once. They also wait once this node falls too far behind",
+        "meanwhile, unless most of the state is trained and it is there in less than half a step, or results of "
+        "their steps would take more than half of this node's links.",
+        more="A tenth, if several nodes join at once. They also wait as long as no step is known, and once this node "
+        "falls too far behind",
     ),
     Setting(
         name="sync_policy", annotation="str | SyncPolicy | None", check=OneOfOrCallable(POLICIES),

@@ -166,12 +166,13 @@ class Agreement:
         if trained:  # Who had none may not have come to where the script freezes.
             self._note(FLAGS, round, step, *self._requires_grad())
         if self._state.extra_state is not None:
-            leaves = _leaves(self._state.extra_state, MOST_LEAVES if round % EVERY else None)
+            leaves = _leaves(self._state.extra_state, MOST_LEAVES if step % EVERY else None)
             if leaves is not None:
                 self._note(
                     EXTRA, round, step, _digest(leaves), lambda: [(name, repr(v)) for name, v in leaves]
                 )
-        if reading := self.window.read(round):
+        # By steps of the model: rounds of an evaluation, in which nobody tells anything, must not take one's turn.
+        if reading := self.window.read(step):
             self._note(reading.kind, round, step, reading.digest, lambda: reading.pieces)
         return {kind: self._side(kind, record.digest) for kind, record in self._records.items()}, accounts
 

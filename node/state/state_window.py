@@ -1,8 +1,8 @@
 """A window that moves over the training state step by step, so that all of it is compared every EVERY steps.
 
-Where the window lies is a function of the step and of the state's layout, so nodes at the same step hash the same
-bytes. What is compared: parameters, the optimizer's state, tensors of `extra_state`, and the buffers as
-all members hold them.
+Where the window lies is a function of the model's step and of the state's layout, so nodes at the same step hash the
+same bytes. What is compared: parameters, the optimizer's state, tensors of `extra_state`, and the buffers as all
+members hold them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..devices import name_of
 from .flat_state import as_bytes, dtype_name
 from .training_state import TrainingState
 
-EVERY = 128  # Steps in which all of the state is compared.
+EVERY = 128  # Steps of the model in which all of the state is compared.
 MAX_NAME = 30  # Characters of a kind of device, in messages.
 LEAST_BYTES = 64 << 10  # Of a window: small states are read in fewer, larger windows, which costs less.
 

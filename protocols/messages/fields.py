@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 9  # Bump when a field is removed or changes meaning.
+PROTOCOL_VERSION = 10  # Bump when a field is removed or changes meaning.
 
 EVERYONE = "*"  # Destination of an envelope that all nodes take and pass on.
 

@@ -405,6 +405,25 @@ def test_who_joins_after_a_warning_does_not_tell_at_every_step_what_differs():
     assert [node.tell(8, 8, True)[1] for node in nodes] == [{}] * 4
 
 
+@pytest.mark.parametrize("evaluates", [range(4), range(50, 64), range(0)])
+def test_evaluations_however_often_they_come_hide_no_part_of_the_state(evaluates):
+    """Of each 64 rounds some are of an evaluation, always the same."""
+    made = [agreement_of(me=name) for name in ("n0", "n1")]
+    nodes = [each for each, _ in made]
+    with torch.no_grad():
+        next(made[1][0]._state.model.parameters()).add_(1)
+    step, verdicts = 200, []
+    for round in range(300, 300 + 3 * EVERY):
+        evaluating = round % 64 in evaluates
+        told = [node.tell(round, step, not evaluating, evaluating) for node in nodes]
+        total = merge([Contribution(digests=digests, accounts=accounts) for digests, accounts in told])
+        step += not evaluating
+        verdicts += [each for node in nodes if (each := node.judge(total, step, ["n0", "n1"]))]
+        if step > 200 + EVERY + 1:
+            break
+    assert {each.kind for each in verdicts} == {"state"}
+
+
 def test_every_byte_of_the_state_is_in_a_window_within_so_many_steps():
     model = nn.Sequential(nn.Linear(300, 500), nn.BatchNorm1d(500), nn.Linear(500, 10))
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
