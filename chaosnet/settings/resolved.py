@@ -44,7 +44,7 @@ class CheckpointSettings:
     directory: str
     every: int = 100
     copies: str = "shard"
-    kept: int = 2
+    kept: int = 3
     resume: bool = False
     resume_from: int | None = None
 

@@ -394,10 +394,11 @@ CHECKPOINTS = (  # `Checkpoints(...)`.
         more="[More](#one-shared-directory-or-a-disk-each)",
     ),
     Setting(
-        name="kept", annotation="int | None", check=Whole(1, MOST), default=2,
+        name="kept", annotation="int | None", check=Whole(1, MOST), default=3,
         variable="CHAOSNET_CHECKPOINTS_KEPT",
         help="Number of complete checkpoints to keep.",
-        more="More than one, in case the newest is damaged",
+        more="More than one, in case the newest is damaged; three, so that with 100 steps from one to the next there is "
+        "one from before nodes' states differed (that is found within 128 steps)",
     ),
     Setting(
         name="resume", annotation="bool | None", check=Switch(), default=False,

@@ -48,6 +48,7 @@ class Run:
             self.processes[node] = started
         for node in self.nodes:
             self.until(lambda node=node: self.step(node) > 0, f"{node} trains", START_S)
+        self.goes_on(self.nodes, 5)  # Who has taken part in a step has a vote from the next view on.
         return self
 
     def __exit__(self, *error):

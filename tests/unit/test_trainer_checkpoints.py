@@ -399,10 +399,10 @@ def test_the_status_tells_the_newest_checkpoint_also_one_that_was_gone_on_from(s
     assert told(resumed, lambda row: row.step).step == 6
 
 
-def test_the_newest_two_are_kept_and_the_last_write_is_waited_for(start, tmp_path):
-    script = trained(start, tmp_path, 30, every=10)
-    assert [(each.step, each.complete) for each in scan(tmp_path)] == [(20, True), (30, True)]
-    assert script.counters()["checkpoint_step"] == 30
+def test_the_newest_three_are_kept_and_the_last_write_is_waited_for(start, tmp_path):
+    script = trained(start, tmp_path, 40, every=10)
+    assert [(each.step, each.complete) for each in scan(tmp_path)] == [(20, True), (30, True), (40, True)]
+    assert script.counters()["checkpoint_step"] == 40
 
 
 @pytest.mark.parametrize("spoilt", [11, 14])
