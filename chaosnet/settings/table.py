@@ -397,8 +397,8 @@ CHECKPOINTS = (  # `Checkpoints(...)`.
         name="kept", annotation="int | None", check=Whole(1, MOST), default=3,
         variable="CHAOSNET_CHECKPOINTS_KEPT",
         help="Number of complete checkpoints to keep.",
-        more="More than one, in case the newest is damaged; three, so that with 100 steps from one to the next there is "
-        "one from before nodes' states differed (that is found within 128 steps)",
+        more="More than one, in case the newest is damaged; three, so that with 100 steps from one to the next there "
+        "is one from before nodes' states differed (that is found within 128 steps)",
     ),
     Setting(
         name="resume", annotation="bool | None", check=Switch(), default=False,
