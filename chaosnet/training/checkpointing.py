@@ -77,6 +77,7 @@ class Checkpointing:
         self.keepers: Callable[[], Mapping[str, str]] | None = None  # See part_of_keeper.
         self.busy = False
         self._leaving_out = False
+        self._told_busy = False  # With the last contribution; the write may have ended since.
         self._all_have_it = threading.Event()  # The step of the checkpoint under way.
         self._abandoned = False
         self._is_final = False  # All leave, and nobody will have the state but the disk.
@@ -263,7 +264,7 @@ class Checkpointing:
     def _leave_out(self, step: int) -> None:
         self.counters["checkpoints_left_out"] += 1
         if not self._leaving_out:
-            who = self.node if self.busy else "another node"
+            who = self.node if self._told_busy else "another node"
             self.say(
                 f"no checkpoint at step {step}: {who} is still writing the last one (a larger `every` helps)"
             )
@@ -300,7 +301,8 @@ class Checkpointing:
 
     def contribute(self, metrics: dict[str, tuple[float, float]]) -> None:
         """Tell the others with this node's part of a step that it is still writing."""
-        if self.busy:
+        self._told_busy = self.busy
+        if self._told_busy:
             metrics[UNDER_WAY] = (1.0, 0.0)
 
     def close(self, abandon: bool) -> None:

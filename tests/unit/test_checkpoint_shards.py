@@ -132,3 +132,18 @@ def test_two_nodes_that_write_whole_copies_into_one_folder_do_not_write_into_eac
     marks = [Checkpointing(settings, name, print).due(10, "r", commit) for name in MEMBERS]
     assert [mark.shards for mark in marks] == [1, 1]
     assert marks[0].folder != marks[1].folder
+
+
+@pytest.mark.parametrize(("writes", "who"), [("a", "a"), ("b", "another node")])
+def test_who_left_no_time_for_a_checkpoint_is_told_though_its_write_has_ended_since(tmp_path, writes, who):
+    nodes = [Node(name, tmp_path, rows=16) for name in MEMBERS]
+    metrics = {}
+    for node in nodes:
+        node.checkpointing.busy = node.name == writes
+        node.checkpointing.contribute(metrics)
+        node.checkpointing.busy = False
+    total = SimpleNamespace(shares=dict.fromkeys(MEMBERS, 1), weight=2.0, leaving=False, metrics=metrics)
+    every = nodes[0].checkpointing.settings.every
+    assert nodes[0].checkpointing.due(every, "r", SimpleNamespace(total=total, key=(1, 1))) is None
+    [said] = nodes[0].said
+    assert said.startswith(f"no checkpoint at step {every}: {who} is still writing")
