@@ -18,9 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import nn
 
-LAYERS, BATCH, STEPS = 4, 32, 25
+STEPS = 25
 EVERY_S, DEPTH, LEAST_SHARE = 0.002, 7, 0.02
 
 
@@ -57,12 +56,11 @@ def calls(frame: FrameType | None) -> Iterator[str]:
 
 def node(rank: int, pipe: Connection, device: str, mb: float) -> None:
     from chaosnet import Cluster, Trainer
+    from chaosnet.benchmarks.step import net
     from chaosnet.node.devices import wait_for_device
 
     torch.set_num_threads(1)
-    width = round((mb * 1e6 / 4 / LAYERS) ** 0.5)
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS))).to(device)
-    x = torch.randn(BATCH, width, device=device)
+    model, x = (each.to(device) for each in net(round(mb * 1e6), parameters=0))
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     join = pipe.recv() if rank else ""
     trainer = Trainer(model, optimizer, cluster=Cluster(join=join, listen="127.0.0.1:0"), quiet=True)

@@ -1090,6 +1090,16 @@ def test_who_asks_at_the_last_moment_has_time_to_open_its_links():
     assert prepare.view.node_ids == ("a", "j", "k")
 
 
+def let_in(bench, rate_bps):
+    """Node j joins over one link. Returns: whether the others wait for it, and what people are told."""
+    asks(bench, "j")
+    is_linked(bench, "j", rate_bps, "a")
+    [prepare] = gathered(bench)
+    told = bench.enter(prepare.view, 11)
+    [started] = [each for each in told if isinstance(each, Happened) and each.kind == "replication"]
+    return prepare.view.joining[0].blocking, started.detail
+
+
 @pytest.mark.parametrize(
     ("result_bytes", "step_s", "blocking"),
     [
@@ -1101,15 +1111,10 @@ def test_who_asks_at_the_last_moment_has_time_to_open_its_links():
     ],
 )
 def test_results_that_would_take_most_of_the_links_make_the_cluster_wait(result_bytes, step_s, blocking):
-    bench = alone(result_bytes, step_s)
-    asks(bench, "j")
-    is_linked(bench, "j", 1e9, "a")
-    [prepare] = gathered(bench)
-    assert prepare.view.joining[0].blocking is blocking
-    told = bench.enter(prepare.view, 11)
-    [started] = [each for each in told if isinstance(each, Happened) and each.kind == "replication"]
-    assert ("blocking" if blocking else "streaming") in started.detail
-    assert ("would take 120% of its links" in started.detail) is (step_s == 0.3)
+    is_blocking, told = let_in(alone(result_bytes, step_s), 1e9)
+    assert is_blocking is blocking
+    assert ("blocking" if blocking else "streaming") in told
+    assert ("would take 120% of its links" in told) is (step_s == 0.3)
 
 
 SOON = "the state is there in less than half a step"
@@ -1131,13 +1136,9 @@ def test_a_trained_state_that_is_there_in_half_a_step_is_waited_for(
 ):
     bench = alone(result_bytes, step_s)
     bench.scheduler.admission.state_bytes = lambda: state_bytes
-    asks(bench, "j")
-    is_linked(bench, "j", 1e9, "a")
-    [prepare] = gathered(bench)
-    assert prepare.view.joining[0].blocking is is_soon
-    told = bench.enter(prepare.view, 11)
-    [started] = [each for each in told if isinstance(each, Happened) and each.kind == "replication"]
-    assert (SOON in started.detail) is is_soon
+    is_blocking, told = let_in(bench, 1e9)
+    assert is_blocking is is_soon
+    assert (SOON in told) is is_soon
 
 
 def test_for_several_the_cluster_waits_sooner():
