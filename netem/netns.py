@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -20,6 +22,7 @@ from .topology import MIN_RATE_MBIT, Link, LinkSpec, Topology
 
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "sysctl": "procps"}
 SPACES = Path("/var/run/netns")  # Where `ip` keeps them, and any may look.
+CLONE_NEWNET = 0x40000000  # Of <sched.h>.
 PORT = 5555  # Each node has its own addresses, so all may listen at the same port.
 ALTERNATIVE = "use --backend relay, which needs neither root nor the kernel's help"
 
@@ -120,6 +123,24 @@ class Netns:
     def down(self) -> int:
         """End what runs on the nodes, then remove them."""
         return len(remove(f"{PREFIX}-{self.name}-"))
+
+
+@contextmanager
+def entered(space: str) -> Iterator[None]:
+    """This thread, and those that it starts, are in that namespace as long as the block lasts. Raises: OSError."""
+    with Path("/proc/thread-self/ns/net").open("rb") as here, (SPACES / space).open("rb") as there:
+        _enter(there.fileno())
+        try:
+            yield
+        finally:
+            _enter(here.fileno())
+
+
+def _enter(namespace: int) -> None:
+    """`namespace`: a descriptor of it. os.setns is there from Python 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns failed")
 
 
 def in_force(qdiscs: list[dict[str, Any]]) -> dict[str, Any]:

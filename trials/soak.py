@@ -1,8 +1,9 @@
 """`chaosnet soak`: real processes that train for a long time while something happens to them every few seconds.
 
-Nodes are processes on a testbed of relayed links (netem/relay.py), so that links can be cut without root. What
-may happen is chosen in soak_faults.py; whether the promises held is computed from what the nodes wrote down
-(soak_report.py). The next fault waits until the cluster has recovered from the one before.
+Nodes are processes on a testbed of relayed links (netem/relay.py), so that links can be cut without root; or, if
+links are to have a rate, of network namespaces. What may happen is chosen in soak_faults.py; whether the promises
+held is computed from what the nodes wrote down (soak_report.py). The next fault waits until the cluster has
+recovered from the one before.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +25,11 @@ from typing import Any
 import click
 
 from .. import client
+from ..netem import commands
+from ..netem.netns import Netns, entered
 from ..netem.relay import RelayTestbed
-from ..netem.topology import link_name, mesh
+from ..netem.topology import Link, LinkSpec, link_name, mesh
+from ..node.state.state_window import EVERY
 from ..protocols.errors import ChaosnetError, PeerUnreachable
 from ..protocols.status import Status
 from . import soak_report as report
@@ -38,6 +43,7 @@ RESTART_S = 1.0  # Until one that was killed is started again.
 ASK_EVERY_S = 0.25
 POLL_S = 0.02
 RECOVERY_PATIENCE_S = 45.0  # For each fault to be over,
+HEALING_STEPS = 2 * EVERY  # but for a state that differs so many steps: all of it is compared every so often,
 CALM_PATIENCE_S = 90.0  # and for the cluster to be fit for the next.
 HANG_S = 60.0  # A process without a step for so long, while the others step, hangs.
 START_PATIENCE_S = 120.0
@@ -46,6 +52,17 @@ HIT = (
     Kind.KILL, Kind.KILL_SCHEDULER, Kind.KILL_JOINER, Kind.FREEZE, Kind.LEAVE, Kind.HANGUP, Kind.RAISE,
 )  # fmt: skip
 DIFFER = "replicas differ"  # What all nodes say of a divergence.
+SLOWED = 0.1  # Of its rate, that a slow link has.
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for. `mb`: of parameters, 0 for a small net. `rate_mbit`: of each link, 0 for no limit."""
+
+    seed: int = 0
+    every_s: float = 5.0
+    mb: float = 0.0
+    rate_mbit: float = 0.0
 
 
 class SoakFailed(ChaosnetError):
@@ -86,10 +103,11 @@ class Pending:
 class Soak:
     """The processes and what happens to them; leaving the block ends every process and the testbed."""
 
-    def __init__(self, out: Path, seed: int, every_s: float, say: Callable[[str], None]) -> None:
-        self.out, self.seed, self.every_s, self.say = out, seed, every_s, say
-        self.rng = random.Random(seed)
-        self.testbed = RelayTestbed(f"soak{os.getpid()}", mesh(MAX_RUNNING), routes=False)
+    def __init__(self, out: Path, wanted: Wanted, say: Callable[[str], None]) -> None:
+        self.out, self.wanted, self.say = out, wanted, say
+        self.rng = random.Random(wanted.seed)
+        self.testbed = _testbed(wanted.rate_mbit)
+        self.slow: set[Link] = set()
         self.names = tuple(self.testbed.topology.nodes)
         self.processes: dict[str, SoakProcess] = {}  # The running one of each node.
         self.lives: list[ProcessLife] = []
@@ -124,7 +142,7 @@ class Soak:
     def start(self, name: str) -> SoakProcess:
         """Start a node; it joins through those that run."""
         at = self.testbed.environment(name)
-        ways = dict(each.split("=") for each in at["CHAOSNET_PEERS_AT"].split(","))
+        ways = dict(each.split("=") for each in at["CHAOSNET_NEIGHBORS_AT"].split(","))
         join = [ways[other] for other, each in self.processes.items() if other != name and not each.stopped]
         if self.lives and not join:
             raise SoakFailed(f"nobody is left for {name} to join")
@@ -133,7 +151,8 @@ class Soak:
         life = ProcessLife(name, 1 + sum(each.node == name for each in self.lives))
         command = run_command(SCRIPT, *options)
         command += ["--log", str(lines_of(self.out, life.label)), "--until", str(self.enough)]
-        command += ["--seed", str(self.seed), "--workers", str(self.names.index(name) % 2)]
+        command += ["--seed", str(self.wanted.seed), "--workers", str(self.names.index(name) % 2)]
+        command += ["--mb", str(self.wanted.mb)]
         process = SoakProcess(
             life, at["CHAOSNET_LISTEN"], self.out, command=command, start=self._starter(name)
         )
@@ -211,12 +230,19 @@ class Soak:
         self.asked_s = asked_s = time.time()
         if not asked:
             return
+        one = asked[next(self._turn) % len(asked)]
         try:
-            address = asked[next(self._turn) % len(asked)].address
-            self.status = client.status(address, deadline_s=0.6, keys=None)  # Testbeds use none.
+            with self._near(one.life.node):
+                self.status = client.status(one.address, deadline_s=0.6, keys=None)  # Testbeds use none.
         except PeerUnreachable:
             return
         self.status_s = asked_s
+
+    def _near(self, node: str) -> AbstractContextManager[None]:
+        """Where the node's address leads to it."""
+        if self.testbed.kind == "relay":
+            return nullcontext()
+        return entered(commands.namespace(self.testbed.name, node))
 
     def wait(self, until: Callable[[], bool], what: str, patience_s: float) -> None:
         """Let time pass. Raises: SoakFailed if it takes too long."""
@@ -246,6 +272,8 @@ class Soak:
             overlay=frozenset(overlay),
             cuts=frozenset(self.testbed.cuts),
             scheduler=self.status.scheduler,
+            have_rates=bool(self.wanted.rate_mbit),
+            slow=frozenset(self.slow),
         )
 
     def _starts_soon(self, name: str) -> bool:
@@ -266,6 +294,10 @@ class Soak:
         if fault.kind is Kind.CUT:
             self.testbed.cut((fault.node, fault.other))
             self.later(fault.seconds, lambda: self.testbed.heal((fault.node, fault.other)))
+        elif fault.kind is Kind.SLOW:
+            link = (fault.node, fault.other)
+            self._set_rate(link, SLOWED)
+            self.later(fault.seconds, lambda: self._set_rate(link, 1.0))
         elif fault.kind is Kind.JOIN:
             self.pending.joins = self.start(fault.node)
             self.pending.life = self.pending.joins.label
@@ -273,6 +305,11 @@ class Soak:
             assert process is not None
             self._strike(fault, process)
         self._changed_s = time.time()
+
+    def _set_rate(self, link: Link, share: float) -> None:
+        """Of the rate that links have."""
+        (self.slow.add if share < 1 else self.slow.discard)(link)
+        self.testbed.change({link: LinkSpec(rate_mbit=share * self.wanted.rate_mbit)})
 
     def _strike(self, fault: Fault, process: SoakProcess) -> None:
         match fault.kind:
@@ -338,7 +375,7 @@ class Soak:
         process = self.processes[pending.fault.node]
         diverged = process.life.diverged
         if not diverged or process.life.healed_at(diverged[-1]) is None:
-            if time.time() > pending.at_s + RECOVERY_PATIENCE_S:
+            if self._newest_step() > pending.step + HEALING_STEPS:
                 raise SoakFailed(
                     f"{process.label} differs since {diverged} and has not pulled the state anew"
                 )
@@ -388,7 +425,7 @@ class Soak:
             now = self.situation() if time.time() >= next_s else None
             if now is not None and (fault := choose(self.rng, now, only)) is not None:
                 self.perform(fault, now)
-                next_s = time.time() + self.every_s * self.rng.uniform(0.6, 1.4)
+                next_s = time.time() + self.wanted.every_s * self.rng.uniform(0.6, 1.4)
             elif time.time() > max(calm_s, next_s) + CALM_PATIENCE_S:
                 raise SoakFailed(
                     f"the cluster was not fit for a fault in {CALM_PATIENCE_S:g} s: {self.status}"
@@ -400,18 +437,27 @@ class Soak:
             self.tick()
         for link in sorted(self.testbed.cuts):
             self.testbed.heal(link)
-        self.wait(lambda: self.pending is None, "the last fault is over", RECOVERY_PATIENCE_S)
+        while self.pending is not None:  # What takes too long raises.
+            self.tick()
         self.wait(self.all_are_members, "all are members at the end", CALM_PATIENCE_S)
         self.enough.touch()
         self.wait(lambda: not self.processes, "all have ended", START_PATIENCE_S)
         self.enough.unlink()
 
 
-def run_soak(minutes: float, every_s: float, seed: int, out: Path, kills: int | None) -> None:
-    """Soak, sum up, draw. `kills`: of schedulers, in a row, and nothing else. Raises: SoakFailed."""
+def _testbed(rate_mbit: float) -> Netns | RelayTestbed:
+    """A mesh of all that there may be."""
+    name = f"soak{os.getpid()}"
+    if rate_mbit:
+        return Netns(name, mesh(MAX_RUNNING, LinkSpec(rate_mbit=rate_mbit)), routes=False)
+    return RelayTestbed(name, mesh(MAX_RUNNING), routes=False)
+
+
+def run_soak(minutes: float, wanted: Wanted, out: Path, kills: int | None) -> None:
+    """Soak, sum up, draw. `kills`: of schedulers, in a row, and nothing else. Raises: SoakFailed, TestbedError."""
     run_folder(out)
     stopped = ""
-    with sigterm_as_ctrl_c(), Soak(out, seed, every_s, click.echo) as soak:
+    with sigterm_as_ctrl_c(), Soak(out, wanted, click.echo) as soak:
         try:
             try:
                 _run(soak, minutes, kills)
@@ -423,8 +469,10 @@ def run_soak(minutes: float, every_s: float, seed: int, out: Path, kills: int | 
             stopped = str(error)
     summary = {
         "minutes": round((time.time() - soak.started_s) / 60, 2),
-        "every_seconds": every_s,
-        "seed": seed,
+        "every_seconds": wanted.every_s,
+        "seed": wanted.seed,
+        "mb": wanted.mb,
+        "rate_mbit": wanted.rate_mbit,
         "stopped": stopped,
         **report.summarize(soak.lives, soak.faults),
         "left_behind_unasked": soak.unasked,

@@ -11,6 +11,7 @@ it reads noise through a DataLoader, whose forked processes outlive a `kill -9` 
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import threading
 import time
@@ -27,7 +28,7 @@ from chaosnet import Callbacks, StateLoaded, StepDone, Trainer, capture_exit_eve
 from chaosnet.protocols.messages import Notice
 from chaosnet.trials.demo_digits import digits, end_with_parent, small_net, write
 
-WIDTH = 8  # 7 thousand parameters: the soak is about who comes and goes, not about bytes.
+WIDTH = 8  # 7 thousand parameters: without --mb the soak is about who comes and goes, not about bytes.
 BATCH_SIZE = 16
 ENOUGH = "enough"
 
@@ -85,7 +86,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     train, _ = digits(options.seed)
-    model = small_net(WIDTH)
+    model = wide_net(options.mb) if options.mb else small_net(WIDTH)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
     log = options.log.open("w", buffering=1)
     write(log, started=True)
@@ -115,6 +116,19 @@ def main() -> None:
     trainer.request_node_exit()
 
 
+def wide_net(mb: float) -> nn.Module:
+    """Three layers with so many MB of parameters in all, most of them in the middle one."""
+    width = max(1, round(math.sqrt(mb * 1e6 / 4)) - 38)  # Of 64 inputs and 10 outputs, half each.
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    )
+
+
 def _on_signal(number: int) -> threading.Event:
     """Set when the signal comes."""
     wanted = threading.Event()
@@ -132,6 +146,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--log", type=Path, required=True, help="JSON lines")
     parser.add_argument("--until", type=Path, required=True, help="go on until this file exists")
+    parser.add_argument("--mb", type=float, default=0.0, help="of parameters; 0: a small net")
     parser.add_argument("--pause", type=float, default=0.03, help="seconds per step")
     parser.add_argument("--hash-every", type=int, default=10, help="steps")
     parser.add_argument("--workers", type=int, default=0, help="processes of a DataLoader")

@@ -28,14 +28,17 @@ class Kind(StrEnum):
     RAISE = "raise"  # Its script ends with an error, between backward and update().
     DIVERGE = "diverge"  # One number of its state changes, on this node alone.
     CUT = "cut"  # A link of the overlay passes nothing for a while, and nobody is told.
+    SLOW = "slow"  # A link that has a rate gets a tenth of it for a while, and nobody is told.
 
 
 WEIGHTS: Mapping[Kind, float] = {
     Kind.KILL: 3, Kind.KILL_SCHEDULER: 2, Kind.KILL_JOINER: 1, Kind.PAUSE: 3, Kind.FREEZE: 2,
     Kind.JOIN: 2, Kind.LEAVE: 2, Kind.HANGUP: 1, Kind.RAISE: 3, Kind.DIVERGE: 4, Kind.CUT: 4,
+    Kind.SLOW: 3,
 }  # fmt: skip
+RARELY = 0.5
 SECONDS: Mapping[Kind, tuple[float, float]] = {
-    Kind.PAUSE: (0.2, 0.7), Kind.FREEZE: (2.5, 6.0), Kind.CUT: (1.0, 8.0),
+    Kind.PAUSE: (0.2, 0.7), Kind.FREEZE: (2.5, 6.0), Kind.CUT: (1.0, 8.0), Kind.SLOW: (5.0, 20.0),
 }  # fmt: skip
 
 
@@ -60,6 +63,8 @@ class Situation:
     cuts: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     scheduler: str = ""
     starting: frozenset[str] = frozenset()  # Of the running, those whose process is yet to be started.
+    have_rates: bool = False  # Do links have a rate?
+    slow: frozenset[tuple[str, str]] = frozenset()  # Links that have less than it now.
 
     @property
     def live(self) -> nx.Graph:
@@ -101,6 +106,8 @@ def choose(rng: random.Random, now: Situation, only: Kind | None = None) -> Faul
 
 def _weight(kind: Kind, now: Situation) -> float:
     """Joins and leaves draw the number of processes back to the usual one."""
+    if kind is Kind.DIVERGE and now.have_rates:
+        return RARELY  # It takes up to 128 steps to be found, and nothing else happens meanwhile.
     surplus = len(now.running) - USUAL
     drawn = {Kind.JOIN: -surplus, Kind.LEAVE: surplus, Kind.HANGUP: surplus}.get(kind, 0)
     return WEIGHTS[kind] * 2.0**drawn
@@ -140,3 +147,5 @@ def _of_kind(kind: Kind, now: Situation) -> Iterator[Fault]:
         case Kind.CUT:
             cuttable = (ends for ends in now.overlay - now.cuts if now.survives_cut(*ends))
             yield from (Fault(kind, *ends) for ends in cuttable)
+        case Kind.SLOW if now.have_rates:
+            yield from (Fault(kind, *ends) for ends in now.overlay - now.cuts - now.slow)

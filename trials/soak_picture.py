@@ -12,10 +12,11 @@ from .soak_report import ProcessLife
 COLOR_BY_KIND = {
     "kill": "#dc2626", "kill-scheduler": "#7f1d1d", "kill-joiner": "#f87171", "pause": "#94a3b8",
     "freeze": "#2563eb", "join": "#15803d", "leave": "#7c3aed", "cut": "#d97706",
+    "hangup": "#c084fc", "raise": "#db2777", "diverge": "#0891b2", "slow": "#a16207",
 }  # fmt: skip
 MARK_BY_KIND = {
     "kill": "X", "kill-scheduler": "X", "kill-joiner": "x", "pause": "|", "freeze": "s", "join": ">",
-    "leave": "o", "cut": "d",
+    "leave": "o", "cut": "d", "hangup": "o", "raise": "*", "diverge": "P", "slow": "D",
 }  # fmt: skip
 
 

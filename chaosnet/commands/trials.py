@@ -48,21 +48,31 @@ def demo(out: Path | None, seed: int, pipeline: bool) -> None:
     "--kill-scheduler", "kills", type=Whole(1, 100_000), metavar="N",
     help="Nothing but kill -9 of whoever is the scheduler, N times, as fast as the cluster recovers.",
 )  # fmt: skip
+@click.option(
+    "--mb", type=Amount(0, 10_000), default=0.0, metavar="MB",
+    help="Of parameters, all trained with Adam. [default: a net of 0.03 MB]",
+)  # fmt: skip
+@click.option(
+    "--rate", type=Amount(1, 100_000), metavar="MBIT",
+    help="Of each link, in Mbit/s; then links may become slow, too. Network namespaces: Linux, root.",
+)  # fmt: skip
 @click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of the choice of faults.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/soak"), show_default=True,
     help="Folder for the summary, the picture and the nodes' logs.",
 )  # fmt: skip
-def soak(minutes: float, every: float, kills: int | None, seed: int, out: Path) -> None:
+def soak(
+    minutes: float, every: float, kills: int | None, mb: float, rate: float | None, seed: int, out: Path
+) -> None:  # fmt: skip
     """Train on six processes that are killed, stopped, cut off, that leave and join, every few seconds.
 
     Exit code 1 if a step was lost, states differ, memory grew, or a new scheduler took too long.
     """
     demand("demo", "chaosnet soak")
     _without_settings()
-    from ..trials.soak import run_soak
+    from ..trials.soak import Wanted, run_soak
 
-    run_soak(minutes, 0.0 if kills else every, seed, out, kills)
+    run_soak(minutes, Wanted(seed, 0.0 if kills else every, mb, rate or 0.0), out, kills)
 
 
 def _without_settings(*but: str) -> None:

@@ -3,16 +3,16 @@
 from types import SimpleNamespace
 
 from chaosnet import client
-from chaosnet.trials.soak import Soak
+from chaosnet.trials.soak import Soak, Wanted
 
 
 def test_nodes_of_a_testbed_are_asked_without_a_key_whatever_the_user_has(tmp_path, monkeypatch):
     """A link needs a key at both ends, or at none."""
     found, asked = object(), []
     monkeypatch.setattr(client, "status", lambda address, **how: (asked.append((address, how)), found)[1])
-    soak = Soak(tmp_path, seed=0, every_s=1.0, say=print)
+    soak = Soak(tmp_path, Wanted(every_s=1.0), say=print)
     soak.processes["n0"] = SimpleNamespace(
-        address="127.0.0.1:5555", life=SimpleNamespace(joined=True), stopped=False
+        address="127.0.0.1:5555", life=SimpleNamespace(joined=True, node="n0"), stopped=False
     )
     soak._ask()
     ((address, how),) = asked

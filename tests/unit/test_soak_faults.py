@@ -1,6 +1,7 @@
 """`chaosnet.trials.soak_faults`: whatever is chosen, the cluster must be able to survive it."""
 
 import random
+from dataclasses import replace
 
 import networkx as nx
 import pytest
@@ -27,11 +28,12 @@ def situation(rng: random.Random) -> Situation:
         overlay=overlay,
         cuts=cuts,
         scheduler=rng.choice([*members, ""]),
+        have_rates=True,
     )
 
 
 def lost(fault: Fault) -> set[str]:
-    return {fault.node} if fault.kind not in (Kind.CUT, Kind.PAUSE, Kind.JOIN) else set()
+    return {fault.node} if fault.kind not in (Kind.CUT, Kind.SLOW, Kind.PAUSE, Kind.JOIN) else set()
 
 
 def test_no_fault_takes_the_quorum_or_cuts_the_cluster_in_two():
@@ -49,17 +51,19 @@ def test_no_fault_takes_the_quorum_or_cuts_the_cluster_in_two():
         whole = nx.is_connected(nx.Graph(now.live))
         if fault.kind is Kind.CUT:
             graph.remove_edge(fault.node, fault.other)
-        assert fault.kind in (Kind.PAUSE, Kind.JOIN) or nx.is_connected(graph)
+        assert fault.kind in (Kind.PAUSE, Kind.JOIN, Kind.SLOW) or nx.is_connected(graph)
         assert whole or fault.kind is not Kind.CUT
     assert chosen == set(Kind)
 
 
 def test_one_seed_gives_one_choice_whatever_order_sets_have():
     now = situation(random.Random(5))
-    turned = Situation(
-        now.names, frozenset(sorted(now.running, reverse=True)), dict(reversed(now.members.items())),
-        frozenset(sorted(now.overlay, reverse=True)), now.cuts, now.scheduler,
-    )  # fmt: skip
+    turned = replace(
+        now,
+        running=frozenset(sorted(now.running, reverse=True)),
+        members=dict(reversed(now.members.items())),
+        overlay=frozenset(sorted(now.overlay, reverse=True)),
+    )
     for seed in range(50):
         assert choose(random.Random(seed), now) == choose(random.Random(seed), turned)
 
@@ -108,3 +112,9 @@ def test_the_number_of_processes_is_drawn_back_to_the_usual_one(running, more):
     kinds = [choose(random.Random(seed), now).kind for seed in range(300)]
     other = {Kind.JOIN: Kind.LEAVE, Kind.LEAVE: Kind.JOIN}[more]
     assert kinds.count(more) > 3 * kinds.count(other)
+
+
+def test_only_links_that_have_a_rate_become_slow_and_none_twice_at_a_time():
+    assert not all_of(ring(), Kind.SLOW)
+    assert all_of(ring(have_rates=True), Kind.SLOW) == {"n0", "n1", "n2"}
+    assert all_of(ring(have_rates=True, slow=RING - {("n1", "n2")}), Kind.SLOW) == {"n1"}
