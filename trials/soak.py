@@ -259,7 +259,8 @@ class Soak:
         if self.pending is not None or self.status is None or self.status_s <= self._changed_s:
             return None
         rows = {row.node: row for row in self.status.active}
-        present = {name: each for name, each in self.processes.items() if each.life.joined}
+        # Who has not taken a step yet has no vote, and perhaps no state.
+        present = {name: each for name, each in self.processes.items() if each.life.joined and each.life.steps}
         if any(row not in present or present[row].stopped for row in rows):
             return None  # Somebody who has gone is still in the view.
         overlay = {link_name(a, b) for a, row in rows.items() for b in row.neighbors if b in rows}

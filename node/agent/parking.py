@@ -39,24 +39,32 @@ class Parking:
 
     def doubted(self) -> tuple[tuple[str, int], ...]:
         """Voters out of reach, with their lives, that no person has declared dead."""
-        node = self.node
-        if node.sync.view is None or node.me not in node.sync.view.voter_ids:
+        view = self.node.sync.view
+        if view is None or self.node.me not in view.voter_ids:
             return ()  # It has no state to go on with.
-        voters = {voter for electorate in node.sync.electorates() for voter in electorate.members}
-        return node.overlay.missing_of(voters)
+        return self.node.overlay.missing_of(self._voters())
+
+    def _voters(self) -> set[str]:
+        return {voter for electorate in self.node.sync.electorates() for voter in electorate.members}
 
     def why(self, now_s: float) -> str | None:
         """Why this node waits, and what a person can do about it, if anything. None: it does not wait."""
         node = self.node
-        if node.parked is None or node.phase is not Phase.MEMBER or not (lives := self.doubted()):
+        if node.parked is None or node.phase is not Phase.MEMBER or node.sync.view is None:
             return node.parked
-        lost_at_s, addresses = self.missing.lost_at_s, node.settings.addresses
+        addresses = node.settings.addresses
+        if lives := self.doubted():
+            what = f"chaosnet go-on {addresses[0].rpartition('@')[2] if addresses else 'HOST:PORT'}"
+        elif self._voters() & node.overlay.reachable:
+            return node.parked  # These may be told to go on, and say so themselves.
+        else:
+            lives, what = node.overlay.missing_of(self._voters()), f"start anew, as {node.me} has just joined"
+        lost_at_s = self.missing.lost_at_s
         lost = ", ".join(
             f"{name} was lost {now_s - lost_at_s.get(name, now_s):.0f} s ago" for name, _ in lives
         )
-        here = addresses[0].rpartition("@")[2] if addresses else "HOST:PORT"
         gone = "it is" if len(lives) == 1 else "they are"
-        return f"{node.parked} ({lost}; if {gone} gone for good: chaosnet go-on {here})"
+        return f"{node.parked} ({lost}; if {gone} gone for good: {what})" if lives else node.parked
 
     def on_go_on(self, event: Received, now_s: float) -> list[Effect]:
         """A person tells this node that all members out of reach are dead."""

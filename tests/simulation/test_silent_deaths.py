@@ -3,6 +3,7 @@
 import pytest
 from scripted import Scripted
 
+from chaosnet.node.agent.node import Phase
 from chaosnet.protocols.liveness import PAIR_PATIENCE_S, PAIR_PROOF_S, PING_EVERY_S
 from chaosnet.simulator.pairs import DEATHS, play
 
@@ -64,6 +65,21 @@ def test_of_five_the_two_that_are_left_go_on_when_a_person_says_so(silent_s):
     cluster.go_on("n5")
     assert goes_on(cluster, "n4") and goes_on(cluster, "n5")
     assert cluster.members("n4") == cluster.members("n5") == ("n4", "n5")
+
+
+def test_joiners_whose_only_source_dies_say_that_the_cluster_has_to_be_started_anew():
+    """A soak at 45 MB: the founder was killed before the first step of five others."""
+    cluster = Scripted().grow("n1")
+    for name in ("n2", "n3"):
+        cluster.add(name, seeds=["n1"], blocking=True)
+    while cluster.agent("n2").phase is not Phase.MEMBER:
+        cluster.settle(0.01)
+    cluster.crash("n1")
+    cluster.settle(9.0)
+    waiting = cluster.agent("n2")
+    assert waiting.parked == "only 0 of 1 members can be reached"
+    now_s = cluster.nodes["n2"].clock.reads(cluster.now_s)
+    assert waiting.why_it_waits(now_s).endswith("if it is gone for good: start anew, as n2 has just joined)")
 
 
 def test_terms_of_a_majority_that_is_said_to_be_dead_are_not_used_again():
