@@ -8,10 +8,12 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
 
-# Tests go on side by side. Those of real processes wait more than they compute, so there are half as many more of them
-# as processors; and they are timed, so what fails is run once more, alone.
-SIDE_BY_SIDE := -n auto --dist loadscope
-WAITING = -n $$($(BIN)/python -c "import os; print(3 * os.cpu_count() // 2)") --dist loadscope
+# Tests go on side by side, in their order: the longest modules are among the first, so no worker is left alone with one
+# at the end. Those of real processes wait more than they compute, so there are half as many more of them as processors;
+# and they are timed, so what fails is run once more, alone.
+BY_MODULE := --dist loadscope --no-loadscope-reorder
+SIDE_BY_SIDE := -n auto $(BY_MODULE)
+WAITING = -n $$($(BIN)/python -c "import os; print(3 * os.cpu_count() // 2)") $(BY_MODULE)
 ALONE := --last-failed --last-failed-no-failures none -rf
 # In a process of its own: where the sham device is loaded, torch.accelerator finds it ever after.
 SHAM := CHAOSNET_TEST_DEVICE=sham $(BIN)/python -m pytest tests/accelerator
