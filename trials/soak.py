@@ -52,6 +52,7 @@ HIT = (
     Kind.KILL, Kind.KILL_SCHEDULER, Kind.KILL_JOINER, Kind.FREEZE, Kind.LEAVE, Kind.HANGUP, Kind.RAISE,
 )  # fmt: skip
 DIFFER = "replicas differ"  # What all nodes say of a divergence.
+STEPS_TO_VOTE = 3  # After its first step, a joiner gets its vote in the next view.
 SLOWED = 0.1  # Of its rate, that a slow link has.
 
 
@@ -259,8 +260,8 @@ class Soak:
         if self.pending is not None or self.status is None or self.status_s <= self._changed_s:
             return None
         rows = {row.node: row for row in self.status.active}
-        # Who has not taken a step yet has no vote, and perhaps no state.
-        present = {name: each for name, each in self.processes.items() if each.life.joined and each.life.steps}
+        running = self.processes.items()
+        present = {name: each for name, each in running if len(each.life.steps) >= STEPS_TO_VOTE}
         if any(row not in present or present[row].stopped for row in rows):
             return None  # Somebody who has gone is still in the view.
         overlay = {link_name(a, b) for a, row in rows.items() for b in row.neighbors if b in rows}
