@@ -84,6 +84,7 @@ class Checkpointing:
         self._thread: threading.Thread | None = None
         self._last: Mark | None = None
         self.newest: tuple[int, Path] | None = None
+        self._resumed: tuple[int, Path] | None = None  # What this node goes on from, if it founds.
         self.loaded = ""
         self._read: tuple[Path, Arrival] | None = None  # The newest, about to be loaded.
         self.absent: Callable[[Sequence[str]], Collection[int]] = none_of
@@ -95,6 +96,7 @@ class Checkpointing:
     def resume(self, load: Callable[[Arrival], None]) -> bool:
         """Load the checkpoint to go on from. For a node that founds, or may; others get the state from the cluster.
 
+        Which of the two it is, is told by `founded`.
         Returns: whether there was one to `load`. Raises: as `to_resume`; ConfigError for one that does not fit.
         """
         arrival = self.to_resume()
@@ -104,10 +106,16 @@ class Checkpointing:
             load(arrival)
         except ConfigError as error:
             raise ConfigError(f"cannot resume from {self.directory}: {error}") from None
-        assert self.newest is not None
-        step, path = self.newest
-        self.say(f"goes on from step {step} in {path}")
         return True
+
+    def founded(self) -> None:
+        """This node has founded the cluster, with what `resume` has loaded. Not called if it joins one."""
+        self.newest = self._resumed
+        if self.newest is not None:
+            step, path = self.newest
+            self.say(f"goes on from step {step} in {path}")
+        elif self.settings.resume:
+            self.say(f"nothing to resume in {self.directory}: starts from scratch")
 
     def to_resume(self) -> Arrival | None:
         """The state to found the cluster with; None to start from scratch.
@@ -129,7 +137,6 @@ class Checkpointing:
                 )
             return None
         if not found and settings.resume_from is None:
-            self.say(f"nothing to resume in {self.directory}: starts from scratch")
             return None
         try:
             chosen, arrival = self._load_newest(found)
@@ -138,7 +145,7 @@ class Checkpointing:
             raise CheckpointError(
                 f"cannot resume: {error} ({hint}, --resume-from STEP takes that one)"
             ) from error
-        self.newest = chosen.step, chosen.path
+        self._resumed = chosen.step, chosen.path
         return arrival
 
     def _load_newest(self, found: Sequence[Checkpoint]) -> tuple[Checkpoint, Arrival]:

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from chaosnet import Callbacks, CheckpointError, Checkpoints, Cluster, ConfigError, Trainer
 from chaosnet.node.state.checkpoint import scan
+from chaosnet.settings.resolved import CheckpointSettings
 from chaosnet.training import checkpointing
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
@@ -239,6 +240,20 @@ def test_who_goes_on_with_a_run_that_has_all_its_epochs_hears_why_nothing_happen
 def test_to_resume_where_nothing_is_starts_from_scratch_and_says_so(start, tmp_path, capsys):
     assert start(checkpoints=Checkpoints(tmp_path / "new", resume=True)).trainer.step == 0
     assert f"nothing to resume in {tmp_path / 'new'}: starts from scratch" in capsys.readouterr().err
+
+
+def test_what_a_node_has_loaded_is_gone_on_from_only_once_it_founds(start, tmp_path):
+    """If its cluster lives, it joins that."""
+    for loads, line in ((False, f"nothing to resume in {tmp_path}"), (True, "goes on from step 5 in")):
+        said = []
+        settings = CheckpointSettings(str(tmp_path), resume=True)
+        node = checkpointing.Checkpointing(settings, "a", said.append)
+        assert node.resume(lambda _: None) == loads
+        assert (said, node.newest) == ([], None)
+        node.founded()
+        assert said[0].startswith(line) and bool(node.newest) == loads
+        if not loads:
+            trained(start, tmp_path, 5)
 
 
 def test_a_checkpoint_itself_is_not_the_folder_to_resume_from(start, tmp_path):
