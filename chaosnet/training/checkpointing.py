@@ -24,6 +24,7 @@ from ..node.state.checkpoint import (
     Opened,
     StoredTensor,
     check_writable,
+    lacks_space,
     mark_of,
     open_checkpoint,
     prune,
@@ -76,7 +77,7 @@ class Checkpointing:
         self.counters: Counter[str] = Counter()
         self.keepers: Callable[[], Mapping[str, str]] | None = None  # See part_of_keeper.
         self.busy = False
-        self._leaving_out = False
+        self._leaving_out = self._told_full = False
         self._told_busy = False  # With the last contribution; the write may have ended since.
         self._all_have_it = threading.Event()  # The step of the checkpoint under way.
         self._abandoned = False
@@ -339,7 +340,7 @@ class Checkpointing:
             if not self._is_final:
                 self._look_back(mark)
             started_s = time.monotonic()
-            size = self._write_shard(snapshot, mark, part)
+            size = self._write_making_room(snapshot, mark, part)
             self._last, self.newest = mark, (mark.step, self.directory / mark.folder)
             self.counters["checkpoints"] += 1
             self._tell_newest(*self.newest)
@@ -347,7 +348,7 @@ class Checkpointing:
             self.counters["checkpoint_bytes"] = size
             if self._is_final:
                 self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}")
-            self._prune()
+            self._prune(self.settings.kept)
         except (CheckpointError, StateChanged, *NO_MEMORY) as error:
             self.counters["checkpoints_failed"] += 1
             following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
@@ -358,9 +359,30 @@ class Checkpointing:
         finally:
             self.busy, self.counters[WRITING] = False, 0
 
-    def _prune(self) -> None:
+    def _write_making_room(self, snapshot: Snapshot, mark: Mark, part: Part) -> int:
+        """Write this node's part. On a full disk older checkpoints go first, never the newest complete one.
+
+        How many there are is counted before, so nodes that share the disk do not each remove another one.
+        """
+        complete = sum(each.complete for each in scan(self.directory))
+        for keep in range(max(complete - 1, 1), 0, -1):
+            try:
+                return self._write_shard(snapshot, mark, part)
+            except CheckpointError as error:
+                if not lacks_space(error):
+                    raise
+            if complete > 1 and not self._told_full:
+                self._told_full = True
+                self.say(
+                    f"no space for another checkpoint in {self.directory}: older ones are removed for it"
+                )
+            # Nobody is still writing the last one (see `due`), but with the final step that is not known.
+            self._prune(keep, before=0 if self._is_final else mark.step)
+        return self._write_shard(snapshot, mark, part)
+
+    def _prune(self, keep: int, before: int = 0) -> None:
         try:
-            prune(self.directory, self.settings.kept)
+            prune(self.directory, keep, before)
         except (CheckpointError, OSError) as error:
             self.say(f"old checkpoints are not removed this time: {error}")
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -532,14 +533,22 @@ def test_a_directory_that_cannot_be_read_for_a_while_does_not_keep_a_node_from_t
     assert [each.step for each in scan(tmp_path)] == [5]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(start, tmp_path, capsys):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False)
-    if mounted.returncode:
+@contextmanager
+def mounted(folder, size):
+    """A disk of so many bytes."""
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False)
+    if done.returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(start, tmp_path, capsys):
+    with mounted(tmp_path / "disk", "64k") as disk:
         script = start(checkpoints=Checkpoints(disk, every=5), width=4000)
         script.train(9)
         said = capsys.readouterr().err
@@ -551,5 +560,15 @@ def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(
         script.close()
         assert [each.step for each in scan(disk) if each.complete] == [10, 12]
         assert not list(disk.glob("*/.*"))
-    finally:
-        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_on_a_disk_for_two_checkpoints_each_is_written_and_the_newest_stays(start, tmp_path, capsys):
+    size = trained(start, tmp_path / "all", 5, width=4000).counters()["checkpoint_bytes"]
+    with mounted(tmp_path / "disk", int(2.5 * size)) as disk:
+        script = start(checkpoints=Checkpoints(disk, every=5), width=4000)
+        script.train(32)
+        script.close()
+        assert script.counters()["checkpoints_failed"] == 0
+        assert [each.step for each in scan(disk) if each.complete] == [30, 32]
+    assert capsys.readouterr().err.count(f"no space for another checkpoint in {disk}: older ones") == 1
