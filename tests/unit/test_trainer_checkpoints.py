@@ -179,7 +179,7 @@ def test_the_step_at_which_a_node_came_in_is_one_of_the_model_whatever_was_evalu
     capsys.readouterr()
     second.close()
     told = capsys.readouterr().err
-    assert "left after step 12 (all have finished): 2 steps with samples from here, joined at step 10" in told
+    assert "left after step 12 (no member goes on): 2 steps with samples from here, joined at step 10" in told
 
 
 def test_who_fails_to_be_made_by_a_callback_is_no_node_and_may_be_made_again(start, tmp_path, capsys):
