@@ -77,7 +77,8 @@ def fig3_command(
 
     def draw(figure: Any, _: Any) -> None:
         axes = figure.subplots()
-        bars(axes, list(models), {part: [seconds[model, part] for model in models] for part in PARTS})
+        delays = {part: [seconds[model, part] for model in models] for part in PARTS}
+        bars(axes, models, delays, {part: [bounds[model, part] for model in models] for part in PARTS[:2]})
         axes.set_ylabel(f"replication delay at {mbit:g} Mbit/s (s)")
         axes.set_title("Chaos, Fig. 3")
         legend_below(figure, axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -81,13 +82,23 @@ def middle_half(values: Sequence[float]) -> list[float]:
     return [ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]]
 
 
-def bars(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
-    """Beside each other, by group; None leaves a gap. `LINES` are drawn across their group."""
+def bars(
+    axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[float | None]],
+    bounds: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> None:  # fmt: skip
+    """Beside each other, by group; None leaves a gap. `LINES` are drawn across their group.
+
+    `bounds`: of single bars, by the name of their series.
+    """
     shown = {name: values for name, values in series.items() if name not in dict(LINES)}
     width = 0.8 / max(len(shown), 1)
     for number, (name, values) in enumerate(shown.items()):
         at = [group - 0.4 + (number + 0.5) * width for group in range(len(groups))]
         axes.bar(at, [value or 0.0 for value in values], 0.92 * width, label=name, color=COLOURS.get(name))
+        if name in bounds:
+            left, right = [x - width / 2 for x in at], [x + width / 2 for x in at]
+            label = "bound" if name == next(iter(bounds)) else None
+            axes.hlines(bounds[name], left, right, "black", dict(LINES)["bound"], label=label, linewidth=2)
     for name, style in LINES:
         drawn = [(i, value) for i, value in enumerate(series.get(name, ())) if value is not None]
         if drawn:

@@ -430,11 +430,15 @@ def _choice(case: dict[str, Any]) -> str:
 @json_option
 def pipelines_command(parts: str, quick: bool, accelerator: bool, json_file: Path | None) -> None:
     """Steps of pipelines beside their program, one process, and a step without a loss."""
-    device = device_for("pipelines", accelerator)
     wanted = parts.split(",")
     for part in wanted:
         if part not in PARTS:
             raise click.UsageError(f"--parts: {part!r} (expected some of {', '.join(PARTS)})")
+    if accelerator and parts != ",".join(PARTS):
+        raise click.UsageError(
+            f"--parts: {parts!r} beside --accelerator, whose part is {DEVICE!r} (expected one of them)"
+        )
+    device = device_for("pipelines", accelerator)
     if accelerator:
         wanted = [DEVICE]
     measures: dict[str, Callable[[], dict[str, Any]]] = {

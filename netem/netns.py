@@ -172,12 +172,12 @@ def _options(qdiscs: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def spaces_of(prefix: str) -> list[str]:
-    """Our namespaces that begin so, whoever left them. Looked up without `ip`, which there need not be."""
+    """Namespaces that begin so, whoever left them. Looked up without `ip`, which there need not be."""
     return sorted(path.name for path in SPACES.glob(f"{prefix}*"))
 
 
-def remove(prefix: str = f"{PREFIX}-") -> list[str]:
-    """Remove all namespaces of ours that begin so, and end the processes in them. Returns: their names."""
+def remove(prefix: str) -> list[str]:
+    """Remove all namespaces that begin so, and end the processes in them. Returns: their names."""
     spaces = spaces_of(prefix)
     _end_processes(spaces)
     for space in spaces:

@@ -1,6 +1,6 @@
 """Scale-in, the leaver's half (Chaos Sec. IV-B, Fig. 4b).
 
-    STAYING --LeaveWanted--> LEAVING --the view without us, or all have finished--> LEFT
+    STAYING --LeaveWanted--> LEAVING --the view without us, or no member goes on--> LEFT
 
 While it is LEAVING the node goes on contributing steps of weight 0: the all-reduce that the others wait for
 is also what carries the vote that lets it go. So nobody pauses, and nothing special is needed when all nodes

@@ -17,6 +17,7 @@ SENTENCES = {
     "unreachable": "{node} can only dial: {detail}",
     "connect-link": "{node} is to open: {detail}",
     "disconnect-link": "{node} is to close: {detail}",
+    "link-refused": "{node} cannot be opened: {detail}",
     "link-up": "{node} opens: {detail}",
     "link-down": "{node} closes: {detail}",
     "link-failure": "{node} is lost: {detail}",

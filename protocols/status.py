@@ -132,7 +132,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # The one under way.
     samples_per_s: float  # Of all members together.
     metrics: dict[str, float | None]  # Of the last completed step.
-    pipelines: str = ""  # That run: "a 0-3 > b 4-7 x8 | ...", layers of each member and micro-batches.
+    pipelines: str = ""  # That run: "a 0-3 > b 4 x8 | ...", layers of each member and micro-batches.
     predicted_s: float = 0.0  # What a step of them should take, from the end of one to the end of the next.
     step_s: float | None = None  # What a step takes: the median of the last 21; None: not seen yet.
     keepers: int = 0  # Members that keep the layers' state which the fewest do; 0: all keep all of it.

@@ -312,7 +312,7 @@ class StepSync:
         effects: list[Effect] = [StepCompleted(self.step - 1, commit, self.deal, following, len(self.kept))]
         if commit.total.leaving:
             self.frozen = True
-            return [*effects, Left("all have finished")]
+            return [*effects, Left("no member goes on")]
         if following is not before:
             effects += self._switch(before, following)
         else:

@@ -149,9 +149,7 @@ class Changes:
         another = message.link not in self.repairs.out_of_reach and message.link not in tenure.view.links
         if isinstance(change, Remove | Repair):
             self.repairs.failed(message.link)
-        effects = self.notices.answer(
-            change, False, f"the link {a} - {b} cannot be opened ({message.reason})"
-        )
+        effects = self.notices.unopened(change, message.link, message.reason)
         if isinstance(change, Remove) and another:
             tenure.queue.appendleft(change)  # Another link may take the place of this one.
         elif isinstance(change, Repair) and another and len(tenure.queue) < MAX_QUEUE:

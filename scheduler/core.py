@@ -197,10 +197,12 @@ class Scheduler(Tenure):
         change = AddLink(asker=asker, link=each) if connect else RemoveLink(asker=asker, link=each)
         if self.changes.is_queued(change):
             return []
+        effects = self.changes.enqueue(change, now_s)
+        if not self.changes.is_queued(change):
+            return effects  # Refused at once: that is for who has asked.
         kind = "connect-link" if connect else "disconnect-link"
         why = "it carries again" if healed else "requested"
-        told: list[Effect] = [Happened(kind, f"{each[0]} - {each[1]}", why, self.sync.step)]
-        return told + self.changes.enqueue(change, now_s)
+        return [Happened(kind, f"{each[0]} - {each[1]}", why, self.sync.step), *effects]
 
     def check_invariants(self) -> None:
         """What holds between any two events."""

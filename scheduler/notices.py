@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..protocols.effects import Effect, Happened
-from ..protocols.messages import Answer, View
+from ..protocols.messages import Answer, Link, View
 from ..protocols.sentences import counted
 from .admission import mode
 from .repairs import Repairs
@@ -23,6 +23,14 @@ class Notices:
     def answer(self, change: Change, ok: bool, text: str) -> list[Effect]:
         """Answer the client that asked for the change, if one did."""
         return self.tenure.send(change.asker, Answer(ok=ok, text=text)) if change.asker else []
+
+    def unopened(self, change: Change, link: Link, reason: str) -> list[Effect]:
+        """Answer the client that asked for the change; tell people only if they have heard that the link comes."""
+        a, b = link
+        answer = self.answer(change, False, f"the link {a} - {b} cannot be opened ({reason})")
+        if isinstance(change, AddLink):
+            answer.append(Happened("link-refused", f"{a} - {b}", reason, self.tenure.sync.step))
+        return answer
 
     def done(self, change: Change, view: View, new: Sequence[str] = ()) -> list[Effect]:
         """Tell people, and the client that asked, that the change is in force. `new`: members that it gave a vote."""

@@ -209,7 +209,8 @@ class Play:
             node.process.kill()
             node.fate = "killed"
         who = " and ".join(node.name for node in victims)
-        who += f" at once, all who compute layers {first} to {stop - 1}" if most > 1 else ""
+        layers = f"layers {first} to {stop - 1}" if stop - first > 1 else f"layer {first}"
+        who += f" at once, all who compute {layers}" if most > 1 else ""
         self.say(f"{len(self.losses)}. kill -9 of {who}, in the middle of step {self.alive()[0].step + 1}")
         killed_s = self.losses[-1].at_s
         last = max(step.step for node in self.nodes for step in node.steps if step.at_s <= killed_s)

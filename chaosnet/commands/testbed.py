@@ -24,7 +24,7 @@ from ..netem import LinkSpec, TestbedError, Topology, Trace, commands, store
 from ..netem.backend import Backend, check_name
 from ..netem.docker import Docker
 from ..netem.measure import measure, summary
-from ..netem.netns import Netns, remove
+from ..netem.netns import Netns
 from ..netem.relay import RelayTestbed
 from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
@@ -165,11 +165,12 @@ def _up(backend: str, name: str, topology: Topology, routes: bool = True) -> Bac
     store.forget(name)
     if there.kind != made.kind:
         there.down()
-    made.up(topology)
+    store.save(made)  # First: what is not saved stays for good, if this process is killed meanwhile.
     try:
-        store.save(made)
-    except BaseException:  # A testbed that is not saved would stay for good.
+        made.up(topology)
+    except BaseException:
         made.down()
+        store.forget(name)
         raise
     return made
 
@@ -470,7 +471,9 @@ def plot(topology: Path, picture: Path) -> None:
 
 @testbed.command()
 @named
-@click.option("--all", "everything", is_flag=True, help="All testbeds, also what a crashed run has left.")
+@click.option(
+    "--all", "everything", is_flag=True, help="All testbeds of yours, also what a crashed run has left."
+)
 def down(name: str, everything: bool) -> None:
     """Remove the overlay, and end what runs on its nodes. Containers stay; only their rates go."""
     names = {*store.saved(), *RelayTestbed.names()} if everything else {name}
@@ -478,5 +481,4 @@ def down(name: str, everything: bool) -> None:
     for each in sorted(names):
         with store.alone(each):
             removed += _down(each)
-    removed += len(remove()) if everything else 0
     click.echo(f"{removed} nodes down")

@@ -161,6 +161,8 @@ class DataParallel:
     def founded(self) -> None:
         """See `Engine`."""
         self.state.watch()
+        if self.checkpointing is not None:
+            self.checkpointing.founded()
         if self._loaded is not None:
             self.loaded()
 

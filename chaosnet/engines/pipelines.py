@@ -182,6 +182,8 @@ class Pipelines:
     def founded(self) -> None:
         """See `Engine`."""
         self.state.watch()
+        if self.checkpointing is not None:
+            self.checkpointing.founded()
         if self.keeping is not None:
             self.keeping.begin_anew([self.session.name])
         # Whoever wanted to train when a checkpoint was written is not here.

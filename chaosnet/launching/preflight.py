@@ -12,16 +12,22 @@ from ..extras import demand
 from ..identity import identity
 from ..node.endpoint import ANY_HOST, Endpoint
 from ..node.keys import load_allowed
+from ..node.state.checkpoint import check_writable
 from ..protocols.errors import CannotListen
 
 
 def check_environment() -> None:
-    """Look at the key files and the port that a Trainer without settings of its own takes. Raises: ConfigError."""
+    """Look at the files and the port that a Trainer without settings of its own takes. Raises: ConfigError.
+
+    That a node which others reach has no key is left to the Trainer: the script may give it one.
+    """
     identity()
     if cluster := os.environ.get("CHAOSNET_CLUSTER"):
         demand("lan", f"--cluster: to look for {cluster!r} on the local network")
     if allowed := os.environ.get("CHAOSNET_ALLOWED_KEYS"):
         load_allowed(Path(allowed))
+    if folder := os.environ.get("CHAOSNET_CHECKPOINT_DIR"):
+        check_writable(Path(folder))
     if listen := os.environ.get("CHAOSNET_LISTEN"):
         check_port(listen)
 

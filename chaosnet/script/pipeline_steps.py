@@ -146,9 +146,9 @@ class PipelineSteps:
             self._table, rates.kept, rates.keepers = keeping.table, keeping.kept, keeping.fewest
         if self._engine.step and not keeping.made.fresh and keeping.layers != self._kept:
             self._kept = keeping.layers
-            kept = (
-                f"layers {keeping.layers} ({keeping.parts.held_bytes / 1e6:.1f} MB)" if self._kept else "none"
-            )
+            noun = "layer" if self._kept.isdigit() else "layers"
+            size = f"({keeping.parts.held_bytes / 1e6:.1f} MB)"
+            kept = f"{noun} {self._kept} {size}" if self._kept else "none"
             self._say(f"{self._session.name} keeps the state of {kept}")
 
     def _has_part(self) -> bool:

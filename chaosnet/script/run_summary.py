@@ -16,6 +16,7 @@ BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 SPARKS = 24  # Characters of a sparkline.
 VALUES_KEPT = 192  # Of a metric; beyond, two neighbours become their mean.
 METRICS_KEPT, METRICS_TOLD = 16, 2
+NAMES_TOLD = 20  # As JSON; people are told two or three.
 GONE = ("node-failure", "expelled")  # Kinds of notices of nodes that did not leave by themselves.
 
 
@@ -99,9 +100,14 @@ class RunSummary:
     checkpoint_step: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """The figures for JSON, which has no numbers that are not finite: these are None."""
+        """The figures for JSON, which has no numbers that are not finite: these are None.
+
+        Of nodes the first names, and how many there are: after a long run they would be a wall.
+        """
         told = asdict(self)
         del told["node"]
+        for kind in ("members", "joined", "left", "lost"):
+            told[f"{kind}_count"], told[kind] = len(told[kind]), told[kind][:NAMES_TOLD]
         told["metrics"] = {
             name: dict(zip(("first", "last"), map(_finite, (first, last)), strict=True))
             | {"history": history}

@@ -26,7 +26,7 @@ class PipelineTold:
 
 
 def lines(told: str) -> list[PipelineTold]:
-    """The pipelines of "a 0-3 > b 4-7 x8 | ..."; [] for a text in another form, as of another version."""
+    """The pipelines of "a 0-3 > b 4 x8 | ..."; [] for a text in another form, as of another version."""
     found = []
     for line in told.split(" | ") if told else ():
         chain, _, count = line.rpartition(" x")
@@ -35,9 +35,9 @@ def lines(told: str) -> list[PipelineTold]:
             words = part.removesuffix(" (gone)")
             node, _, layers = words.rpartition(" ")
             first, _, last = layers.partition("-")
-            if not (first.isdigit() and last.isdigit()):
+            if not (first.isdigit() and (last or first).isdigit()):
                 return []
-            stages.append(StageTold(node, int(first), int(last), words != part))
+            stages.append(StageTold(node, int(first), int(last or first), words != part))
         found.append(PipelineTold(tuple(stages), int(count) if count.isdigit() else None))
     return found
 

@@ -24,6 +24,7 @@ from ..node.state.checkpoint import (
     Opened,
     StoredTensor,
     check_writable,
+    lacks_space,
     mark_of,
     open_checkpoint,
     prune,
@@ -76,7 +77,7 @@ class Checkpointing:
         self.counters: Counter[str] = Counter()
         self.keepers: Callable[[], Mapping[str, str]] | None = None  # See part_of_keeper.
         self.busy = False
-        self._leaving_out = False
+        self._leaving_out = self._told_full = False
         self._told_busy = False  # With the last contribution; the write may have ended since.
         self._all_have_it = threading.Event()  # The step of the checkpoint under way.
         self._abandoned = False
@@ -84,6 +85,7 @@ class Checkpointing:
         self._thread: threading.Thread | None = None
         self._last: Mark | None = None
         self.newest: tuple[int, Path] | None = None
+        self._resumed: tuple[int, Path] | None = None  # What this node goes on from, if it founds.
         self.loaded = ""
         self._read: tuple[Path, Arrival] | None = None  # The newest, about to be loaded.
         self.absent: Callable[[Sequence[str]], Collection[int]] = none_of
@@ -95,6 +97,7 @@ class Checkpointing:
     def resume(self, load: Callable[[Arrival], None]) -> bool:
         """Load the checkpoint to go on from. For a node that founds, or may; others get the state from the cluster.
 
+        Which of the two it is, is told by `founded`.
         Returns: whether there was one to `load`. Raises: as `to_resume`; ConfigError for one that does not fit.
         """
         arrival = self.to_resume()
@@ -104,10 +107,16 @@ class Checkpointing:
             load(arrival)
         except ConfigError as error:
             raise ConfigError(f"cannot resume from {self.directory}: {error}") from None
-        assert self.newest is not None
-        step, path = self.newest
-        self.say(f"goes on from step {step} in {path}")
         return True
+
+    def founded(self) -> None:
+        """This node has founded the cluster, with what `resume` has loaded. Not called if it joins one."""
+        self.newest = self._resumed
+        if self.newest is not None:
+            step, path = self.newest
+            self.say(f"goes on from step {step} in {path}")
+        elif self.settings.resume:
+            self.say(f"nothing to resume in {self.directory}: starts from scratch")
 
     def to_resume(self) -> Arrival | None:
         """The state to found the cluster with; None to start from scratch.
@@ -129,7 +138,6 @@ class Checkpointing:
                 )
             return None
         if not found and settings.resume_from is None:
-            self.say(f"nothing to resume in {self.directory}: starts from scratch")
             return None
         try:
             chosen, arrival = self._load_newest(found)
@@ -138,7 +146,7 @@ class Checkpointing:
             raise CheckpointError(
                 f"cannot resume: {error} ({hint}, --resume-from STEP takes that one)"
             ) from error
-        self.newest = chosen.step, chosen.path
+        self._resumed = chosen.step, chosen.path
         return arrival
 
     def _load_newest(self, found: Sequence[Checkpoint]) -> tuple[Checkpoint, Arrival]:
@@ -332,7 +340,7 @@ class Checkpointing:
             if not self._is_final:
                 self._look_back(mark)
             started_s = time.monotonic()
-            size = self._write_shard(snapshot, mark, part)
+            size = self._write_making_room(snapshot, mark, part)
             self._last, self.newest = mark, (mark.step, self.directory / mark.folder)
             self.counters["checkpoints"] += 1
             self._tell_newest(*self.newest)
@@ -340,7 +348,7 @@ class Checkpointing:
             self.counters["checkpoint_bytes"] = size
             if self._is_final:
                 self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}")
-            self._prune()
+            self._prune(self.settings.kept)
         except (CheckpointError, StateChanged, *NO_MEMORY) as error:
             self.counters["checkpoints_failed"] += 1
             following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
@@ -351,9 +359,30 @@ class Checkpointing:
         finally:
             self.busy, self.counters[WRITING] = False, 0
 
-    def _prune(self) -> None:
+    def _write_making_room(self, snapshot: Snapshot, mark: Mark, part: Part) -> int:
+        """Write this node's part. On a full disk older checkpoints go first, never the newest complete one.
+
+        How many there are is counted before, so nodes that share the disk do not each remove another one.
+        """
+        complete = sum(each.complete for each in scan(self.directory))
+        for keep in range(max(complete - 1, 1), 0, -1):
+            try:
+                return self._write_shard(snapshot, mark, part)
+            except CheckpointError as error:
+                if not lacks_space(error):
+                    raise
+            if complete > 1 and not self._told_full:
+                self._told_full = True
+                self.say(
+                    f"no space for another checkpoint in {self.directory}: older ones are removed for it"
+                )
+            # Nobody is still writing the last one (see `due`), but with the final step that is not known.
+            self._prune(keep, before=0 if self._is_final else mark.step)
+        return self._write_shard(snapshot, mark, part)
+
+    def _prune(self, keep: int, before: int = 0) -> None:
         try:
-            prune(self.directory, self.settings.kept)
+            prune(self.directory, keep, before)
         except (CheckpointError, OSError) as error:
             self.say(f"old checkpoints are not removed this time: {error}")
 

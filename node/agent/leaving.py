@@ -1,6 +1,6 @@
 """How a node gets out of its cluster, and what it does when others have.
 
-    LeaveWanted, LeaveCommand --the view without us, or all have finished--> Left --> Farewell to everybody
+    LeaveWanted, LeaveCommand --the view without us, or no member goes on--> Left --> Farewell to everybody
     Crashed (its script ended with an error) --> Left --> Farewell, with the reason and the samples in hand
     Expelled (the others went on without it) --> Out --> Farewell; a joiner asks to be let in anew instead
 

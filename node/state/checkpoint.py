@@ -16,6 +16,7 @@ reads through mmap, where a disk's error kills the process instead of naming the
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -146,9 +147,12 @@ def _look(path: Path, step: int) -> Checkpoint:
     return Checkpoint(path, step, shards, frozenset(present), size_bytes, written_s)
 
 
-def prune(directory: Path, keep: int) -> None:
-    """Remove what the newest `keep` complete checkpoints have superseded; others may be doing the same."""
-    for checkpoint in superseded(scan(directory), keep):
+def prune(directory: Path, keep: int, before: int = 0) -> None:
+    """Remove what the newest `keep` complete checkpoints have superseded; others may be doing the same.
+
+    `before`: also incomplete ones before that step, as nobody writes them any more.
+    """
+    for checkpoint in superseded(scan(directory), keep, before):
         doomed = checkpoint.path.with_name(REMOVING + checkpoint.path.name)
         with contextlib.suppress(OSError):
             checkpoint.path.rename(doomed)  # So that nobody finds half of it.
@@ -244,6 +248,11 @@ def _write_file(path: Path, node: str, write: Callable[[BinaryIO], object]) -> i
                 temporary.unlink()
             raise
     return size
+
+
+def lacks_space(error: CheckpointError) -> bool:
+    """Was a file not written as the disk, or this user's part of it, is full?"""
+    return getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager

@@ -148,11 +148,12 @@ def _others(found: Sequence[Checkpoint]) -> str:
     return f"complete: {', '.join(f'step {step}' for step in steps)}" if steps else "none is complete"
 
 
-def superseded(found: Iterable[Checkpoint], keep: int) -> list[Checkpoint]:
+def superseded(found: Iterable[Checkpoint], keep: int, before: int = 0) -> list[Checkpoint]:
     """The checkpoints that the newest `keep` complete ones replace: older ones, and incomplete ones not newer.
 
-    One that is newer than all complete ones may still be under way.
+    One that is newer than all complete ones may still be under way, unless its step is `before` that one.
     """
     ordered = sorted(found, key=order)
     kept = [each for each in ordered if each.complete][-keep:]
-    return [each for each in ordered if kept and each not in kept and each.step <= kept[-1].step]
+    last = max([before - 1, *(each.step for each in kept)])
+    return [each for each in ordered if each not in kept and each.step <= last]

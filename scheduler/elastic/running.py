@@ -122,7 +122,9 @@ class Laid:
     def __str__(self) -> str:
         return " | ".join(
             " > ".join(
-                f"{stage.worker} {stage.start}-{stage.stop - 1}" + " (gone)" * (stage.worker in self.lost)
+                f"{stage.worker} {stage.start}"
+                + f"-{stage.stop - 1}" * (stage.stop - stage.start > 1)
+                + " (gone)" * (stage.worker in self.lost)
                 for stage in pipeline.stages
             )
             + f" x{count}"

@@ -297,6 +297,12 @@ def test_what_is_no_part_of_the_pipelines_bench_is_told():
     assert done.exit_code == 2 and "'three' (expected some of program, two, choose, kill)" in done.output
 
 
+def test_parts_of_the_pipelines_bench_are_refused_beside_the_one_for_an_accelerator():
+    """They were ignored."""
+    done = CliRunner().invoke(cli, ["bench", "pipelines", "--accelerator", "--parts", "kill"])
+    assert done.exit_code == 2 and "--parts: 'kill' beside --accelerator" in done.output
+
+
 @pytest.mark.slow
 def test_joins_and_deaths_of_chaosnet_are_measured_as_those_of_others(tmp_path):
     picture = tmp_path / "found.png"

@@ -349,6 +349,15 @@ def test_a_bad_key_file_is_told_before_torch_loads(tmp_path, option):
     assert not torch_loaded
 
 
+def test_a_folder_for_checkpoints_that_cannot_be_written_is_told_before_torch_loads(tmp_path):
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "checkpoints"
+    code, said, torch_loaded = run(tmp_path, "import torch\n", "--checkpoint-dir", str(place))
+    assert code == 2
+    assert len(said) == 1 and said[0].startswith(f"error: directory: {str(place)!r} cannot be written: ")
+    assert not torch_loaded
+
+
 @pytest.mark.parametrize(("script", "code"), [("print(1)", 0), ("raise SystemExit(7)", 7)])
 def test_a_script_without_a_trainer_is_told_so_and_keeps_its_exit_code(tmp_path, script, code):
     found, said, _ = run(tmp_path, script)

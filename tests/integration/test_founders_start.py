@@ -18,6 +18,7 @@ from chaosnet.node.keys import KeyPair, save
 pytestmark = pytest.mark.realtime
 
 STARTS = int(os.environ.get("CHAOSNET_TEST_STARTS", "2"))  # Of three nodes at once.
+RESUMES: dict[str, Any] = {"every": 5, "copies": "whole", "resume": True}
 WAIT_S = 5.0  # Before those that start at once found a cluster: each has opened its port by then.
 
 
@@ -30,9 +31,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def founded(folder: Path, key: str | None) -> Iterator[tuple[Cluster, dict[str, Any]]]:
+def founded(folder: Path, key: str | None, **more: Any) -> Iterator[tuple[Cluster, dict[str, Any]]]:
     """A founder at a fixed port and two that have joined it; and how the founder was started."""
-    settings = {"listen": f"127.0.0.1:{free_ports(1)[0]}", "join": ""}
+    settings = {"listen": f"127.0.0.1:{free_ports(1)[0]}", "join": ""} | more
     every: dict[str, Any] = {"env": {"CHAOSNET_STATE_DIR": str(folder / "members")}}
     if key:
         save(KeyPair.new(), folder / key)
@@ -47,7 +48,7 @@ def founded(folder: Path, key: str | None) -> Iterator[tuple[Cluster, dict[str, 
 @pytest.mark.parametrize("key", [None, "key"], ids=["no keys", "keys"])
 @pytest.mark.parametrize("how", ["kill -9", "Ctrl+C"])
 def test_a_founder_that_is_started_again_by_the_same_command_finds_its_cluster(tmp_path, how, key):
-    with founded(tmp_path, key) as (cluster, settings):
+    with founded(tmp_path, key, directory=str(tmp_path / "disk"), **RESUMES) as (cluster, settings):
         first, other = cluster.nodes[0], cluster.nodes[1]
         if how == "kill -9":
             cluster.without(first.name, first.kill())
@@ -62,7 +63,7 @@ def test_a_founder_that_is_started_again_by_the_same_command_finds_its_cluster(t
         again.advance(10)
         log = again.log.read_text()
         assert "was in a cluster when it last ran here" in log and "--new" in log
-        assert "founds a cluster" not in log
+        assert "founds a cluster" not in log and "goes on from step" not in log
         members = {node.name for node in cluster.live()}
         cluster.until(lambda: set(other.told("step")[-1]["by"]) == members, "all train together")
         cluster.finish()
@@ -82,14 +83,15 @@ def test_once_all_have_left_nobody_is_remembered_and_a_first_start_does_not_wait
 
 @pytest.mark.slow
 def test_if_nobody_of_the_cluster_is_left_it_founds_another(tmp_path):
-    with founded(tmp_path, None) as (cluster, settings):
+    with founded(tmp_path, None, directory=str(tmp_path / "disk"), **RESUMES) as (cluster, settings):
         for node in cluster.nodes:
             node.kill()
         for node in cluster.nodes:
             node.process.join()
         again = cluster.start(**settings)
         again.last("joined")
-        assert "founds a cluster" in again.log.read_text()
+        log = again.log.read_text()
+        assert "founds a cluster" in log and "goes on from step" in log
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_made(tmp_pa
     (tmp_path / "up").unlink()
 
 
-def test_what_cannot_be_remembered_is_taken_down(tmp_path, monkeypatch):
+def test_what_cannot_be_remembered_is_not_made(tmp_path, monkeypatch):
     def full(_made):
         raise TestbedError("No space left on device")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from chaosnet.commands import testbed as testbed_command
 from chaosnet.commands.testbed import testbed as command_line
 from chaosnet.netem import LinkSpec, TestbedError, Topology, store
 from chaosnet.netem.measure import measure
@@ -154,6 +155,31 @@ def test_what_a_killed_harness_leaves_is_removed_by_name(tmp_path):
         harness.send_signal(signal.SIGKILL)
     assert chaosnet("down", "--name", NAME) == (0, "3 nodes down\n", "")
     assert _sleepers() == []
+
+
+def test_all_testbeds_are_those_that_are_remembered_and_no_other_namespaces(tmp_path):
+    foreign = [f"chaos-{NAME}", f"chaos-{NAME}x-n0"]
+    try:
+        for space in foreign:
+            subprocess.run(["ip", "netns", "add", space], check=True)
+        assert chaosnet("up", file_of(ring(3), tmp_path), "--name", NAME)[0] == 0
+        assert chaosnet("down", "--all") == (0, "3 nodes down\n", "")
+        assert spaces_of(f"chaos-{NAME}") == foreign
+    finally:
+        for space in foreign:
+            subprocess.run(["ip", "netns", "delete", space], check=True)
+
+
+def test_a_testbed_is_remembered_before_it_is_made_so_that_nothing_of_a_killed_run_stays(monkeypatch):
+    def up(made, topology):
+        seen.append(store.saved())
+        raise TestbedError("no")
+
+    seen = []
+    monkeypatch.setattr(Netns, "up", up)
+    with pytest.raises(TestbedError, match="no"):
+        testbed_command._up("netns", NAME, ring(3))
+    assert (seen, store.saved()) == ([[NAME]], [])
 
 
 def test_another_back_end_under_the_same_name_replaces_what_the_first_has_made(tmp_path):

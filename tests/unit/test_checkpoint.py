@@ -319,6 +319,18 @@ def test_the_newest_complete_ones_stay_and_what_may_be_under_way():
     assert superseded([broken, under_way], keep=2) == []
 
 
+def test_where_space_is_wanted_what_nobody_writes_any_more_goes_too():
+    old, newest, dead, under_way = (
+        looked(10),
+        looked(20),
+        looked(30, complete=False),
+        looked(40, complete=False),
+    )
+    assert superseded([old, newest, dead, under_way], keep=1, before=40) == [old, dead]
+    assert superseded([dead, under_way], keep=1, before=40) == [dead]
+    assert superseded([dead, old, newest], keep=2, before=10) == []
+
+
 def test_of_two_histories_at_one_step_the_later_is_loaded():
     assert choose([looked(10, written_s=2.0), looked(10, written_s=1.0)]).written_s == 2.0
 

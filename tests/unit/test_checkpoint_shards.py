@@ -1,13 +1,16 @@
 """Shards that two nodes write, each by its own state: what of it need not be the same on both."""
 
 import errno
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from chaosnet.node.state import flat_state
+from chaosnet import CheckpointError
+from chaosnet.node.state import checkpoint, flat_state
 from chaosnet.node.state.checkpoint import scan
 from chaosnet.node.state.checkpoint_plan import Mark, choose
 from chaosnet.node.state.training_state import TrainingState
@@ -30,7 +33,7 @@ class Rotary(nn.Module):
 
 
 class Node:
-    def __init__(self, name, directory, rows, seen=(), means=4, frozen=False):
+    def __init__(self, name, directory, rows, seen=(), means=4, frozen=False, kept=1):
         self.name, self.model = name, Rotary(rows, means)
         self.extra = {"seen": [torch.full((n,), float(n)) for n in seen]}
         optimizer = torch.optim.Adam(self.model.parameters())
@@ -40,7 +43,7 @@ class Node:
         self.state = TrainingState(self.model, optimizer, None, self.extra)
         self.said = []
         self.checkpointing = Checkpointing(
-            CheckpointSettings(directory=str(directory), kept=1), name, self.said.append
+            CheckpointSettings(directory=str(directory), kept=kept), name, self.said.append
         )
 
     @torch.no_grad()
@@ -103,7 +106,7 @@ def test_a_state_that_changes_while_it_is_copied_is_no_checkpoint_and_that_is_sa
 
 
 def test_old_checkpoints_that_cannot_be_removed_do_not_make_the_new_one_a_failure(tmp_path, monkeypatch):
-    def prune(directory, kept):
+    def prune(directory, keep, before):
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(checkpointing, "prune", prune)
@@ -112,6 +115,76 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_make_the_new_one_a_failur
     assert [each.complete for each in scan(tmp_path)] == [True]
     assert a.said == ["old checkpoints are not removed this time: [Errno 116] Stale file handle"]
     assert (a.checkpointing.counters["checkpoints"], a.checkpointing.counters["checkpoints_failed"]) == (1, 0)
+
+
+@pytest.fixture
+def small_disk(monkeypatch):
+    """Room for the files of so many checkpoints: `room`."""
+    disk, write_file = SimpleNamespace(room=9), checkpoint._write_file
+
+    def write(path, node, write):
+        others = {file.parent for file in path.parent.parent.glob("*/*.safetensors")} - {path.parent}
+        if len(others) >= disk.room:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise CheckpointError(f"{path}: {full.strerror}") from full
+        return write_file(path, node, write)
+
+    monkeypatch.setattr(checkpoint, "_write_file", write)
+    return disk
+
+
+def test_on_a_disk_that_is_too_small_older_checkpoints_make_room_and_that_is_said_once(tmp_path, small_disk):
+    """Once it had been full, no checkpoint was ever written again, as old ones went after a new one only."""
+    a = Node("a", tmp_path, rows=16, kept=3)
+    for step in (10, 20):
+        a.write(step, shards=1)
+    left = (3, [10, 20, 30]), (3, [20, 30, 40]), (2, [40, 50]), (2, [50, 60]), (9, [50, 60, 70])
+    for small_disk.room, steps in left:
+        a.write(steps[-1], shards=1)
+        assert [each.step for each in scan(tmp_path) if each.complete] == steps
+    assert a.checkpointing.counters["checkpoints_failed"] == 0
+    assert a.said == [f"no space for another checkpoint in {tmp_path}: older ones are removed for it"]
+
+
+def test_for_want_of_space_the_newest_complete_checkpoint_is_never_removed(tmp_path, small_disk):
+    nodes = [Node(name, tmp_path, rows=16, kept=3) for name in MEMBERS]
+    for node in nodes:
+        node.write(10)
+    small_disk.room = 1
+    for step in (20, 30):
+        for node in nodes:
+            node.write(step)
+        assert [each.step for each in scan(tmp_path) if each.complete] == [10]
+    assert nodes[0].said[0].startswith("no checkpoint at step 20: ") and len(nodes[0].said) == 2
+    small_disk.room = 2
+    for node in nodes:
+        node.write(40)
+    assert [each.step for each in scan(tmp_path) if each.complete] == [10, 40], (
+        "what was begun in vain is gone"
+    )
+
+
+def test_two_nodes_that_find_a_shared_disk_full_remove_one_checkpoint_not_one_each(
+    tmp_path, small_disk, monkeypatch
+):
+    nodes = [Node(name, tmp_path, rows=16, kept=3) for name in MEMBERS]
+    for step in (10, 20, 30):
+        for node in nodes:
+            node.write(step)
+    small_disk.room = 3
+    both, prune = threading.Barrier(2), checkpointing.prune
+
+    def together(*arguments):
+        both.wait(timeout=20)
+        prune(*arguments)
+
+    monkeypatch.setattr(checkpointing, "prune", together)
+    threads = [threading.Thread(target=node.write, args=(40,)) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each.step for each in scan(tmp_path) if each.complete] == [20, 30, 40]
 
 
 def test_a_copy_for_which_there_is_no_memory_is_no_checkpoint_and_that_is_said(tmp_path, monkeypatch):

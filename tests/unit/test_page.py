@@ -171,6 +171,10 @@ def test_pipelines_are_read_from_what_the_status_says():
     first, second = lines("a 0-3 > b 4-7 (gone) x8 | my node 0-7 x4")
     assert first.stages == (StageTold("a", 0, 3, False), StageTold("b", 4, 7, True))
     assert (first.micro_batches, second.stages[0].node) == (8, "my node")
+    (alone,) = lines("my node 0 > b 1-2 > c 3 (gone) x8")
+    assert alone.stages == (
+        StageTold("my node", 0, 0, False), StageTold("b", 1, 2, False), StageTold("c", 3, 3, True),
+    )  # fmt: skip
     assert lines("") == [] and lines("of another kind") == []
     (drawn,) = model.page(pictured(STATUS), 100.0)["pipelines"]
     assert [(stage["node"], stage["last"]) for stage in drawn["stages"]] == [("a", 3), ("b", 5)]

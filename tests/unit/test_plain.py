@@ -1,7 +1,7 @@
 """Plain data survives the way to another node, and what would not is refused by name."""
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -77,6 +77,13 @@ def test_keys_and_enums_that_would_not_come_back_are_refused():
         plain.encode({None: 1}, "value")
     with pytest.raises(ConfigError, match="value is a set"):
         plain.encode({1, 2}, "value")
+
+
+def test_a_named_tuple_which_would_come_back_as_a_plain_one_is_refused_by_its_place():
+    pair = namedtuple("Pair", "a b")(1, torch.zeros(2))
+    for value, place in ((pair, "value"), ({"x": [pair]}, r"value\['x'\]\[0\]")):
+        with pytest.raises(ConfigError, match=rf"^{place} is a \S+\.Pair; expected plain data"):
+            plain.encode(value, "value", plain.TensorTable())
 
 
 def test_a_huge_claim_in_few_bytes_costs_nothing():

@@ -157,6 +157,15 @@ def test_who_was_in_no_step_has_nothing_to_tell():
     assert record.summary(9.0, steps_here=0, now_s=1.0) is None
 
 
+def test_after_a_long_run_not_all_names_are_told_but_how_many():
+    many = tuple(f"n{number}" for number in range(5000))
+    told = summary(joined=many, lost=many[:2])
+    fields = told.fields()
+    assert (fields["joined"], fields["joined_count"]) == (many[:20], 5000)
+    assert (fields["lost"], fields["lost_count"], fields["left_count"]) == (many[:2], 2, 0)
+    assert "joined n0, n1 and 4998 more; lost n0, n1" in lines(told)[2]
+
+
 def test_programs_get_numbers_that_json_has():
     fields = summary(metrics={"loss": (math.inf, math.nan, 2.0, 1.0)}).fields()
     assert json.loads(json.dumps(fields, allow_nan=False))["metrics"] == {

@@ -12,7 +12,7 @@ from chaosnet.scheduler.elastic import program, running
 from chaosnet.scheduler.elastic.cluster import Cluster, Worker
 from chaosnet.scheduler.elastic.estimator import ProfiledCosts
 from chaosnet.scheduler.elastic.keeping import PartsKept
-from chaosnet.scheduler.elastic.plan import check
+from chaosnet.scheduler.elastic.plan import Pipeline, check, cuts_of
 from chaosnet.scheduler.elastic.profile import Layer, Profile
 from chaosnet.scheduler.elastic.program import compile_plan
 from chaosnet.scheduler.elastic.running import Facts, Laid, check_wish, choose, lengths_of
@@ -29,6 +29,11 @@ def facts(micro_batches=16, stages=2, **more):
 
 def stages_of(running):
     return [len(each.workers) for each in running.laid.pipelines]
+
+
+def test_pipelines_are_told_with_a_range_only_where_a_stage_has_several_layers():
+    pipelines = Pipeline(("a", "b", "c"), cuts_of((2, 1, 3))), Pipeline(("d",), cuts_of((6,)))
+    assert str(Laid(pipelines, (8, 4), frozenset("b"))) == "a 0-1 > b 2 (gone) > c 3-5 x8 | d 0-5 x4"
 
 
 def test_without_a_least_length_every_member_has_all_layers():

@@ -297,20 +297,24 @@ def test_what_a_joiner_could_not_reach_is_left_out_of_repairs():
     assert bench.scheduler.repairs.out_of_reach == {("b", "c")}
 
 
-def test_a_link_that_cannot_be_opened_is_answered_and_forgotten(bench):
+def test_a_link_that_cannot_be_opened_is_answered_and_told_and_forgotten(bench):
     bench.enter(make_view("abcd", [("a", "b"), ("b", "c"), ("c", "d"), ("a", "d")]), 11)
     bench.take_sent()
-    bench.receive("b", ConnectLinkRequest(a="b", b="d", asker="client"))
+    told, _ = bench.receive("b", ConnectLinkRequest(a="b", b="d", asker="client"))
+    assert told == [Happened("connect-link", "b - d", "requested", 11)]
     key = bench.scheduler.proposal.view.key
     failed = PrepareFailed(key=key, node="b", link=("b", "d"), reason="connection refused")
-    _, sent = bench.receive("b", failed)
+    told, sent = bench.receive("b", failed)
+    assert told == [Happened("link-refused", "b - d", "connection refused", 11)]
     text = "the link b - d cannot be opened (connection refused)"
     assert sent == [("client", Answer(ok=False, text=text))]
     assert bench.scheduler.proposal is None
 
 
-def test_who_asks_for_a_link_that_exists_is_told_so(bench):
-    _, [(asker, answer)] = bench.receive("b", ConnectLinkRequest(a="b", b="a", asker="client"))
+def test_who_asks_for_a_link_that_exists_is_told_so_and_nobody_else_is_told_anything(bench):
+    """All nodes printed that the link was to open, and then nothing."""
+    told, [(asker, answer)] = bench.receive("b", ConnectLinkRequest(a="b", b="a", asker="client"))
+    assert told == []
     assert (asker, answer.ok, answer.text) == ("client", False, "the link a - b exists already")
 
 
@@ -425,7 +429,8 @@ def test_unknown_ends_of_a_link_are_named_in_the_answer(bench):
 def test_a_link_without_which_the_overlay_falls_apart_stays(bench):
     bench.enter(make_view("ab", [("a", "b")]), 11)
     bench.take_sent()
-    _, sent = bench.receive("b", DisconnectLinkRequest(a="a:1", b="b", asker="b"))
+    told, sent = bench.receive("b", DisconnectLinkRequest(a="a:1", b="b", asker="b"))
+    assert told == []
     assert sent == [("b", Answer(ok=False, text="without the link a - b the overlay falls into two parts"))]
 
 

@@ -266,7 +266,7 @@ def test_all_leave_when_all_have_finished():
         cluster.perform(name, sync.handle(Contributed((0,), 0.0)))
         cluster.perform(name, sync.handle(LocalReady(Contribution(leaving=True))))
     cluster.deliver()
-    assert [kinds(told, fx.Left) for told in cluster.told.values()] == [[fx.Left("all have finished")]] * 2
+    assert [kinds(told, fx.Left) for told in cluster.told.values()] == [[fx.Left("no member goes on")]] * 2
 
 
 # --- bundles ---

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from chaosnet import Callbacks, CheckpointError, Checkpoints, Cluster, ConfigError, Trainer
 from chaosnet.node.state.checkpoint import scan
+from chaosnet.settings.resolved import CheckpointSettings
 from chaosnet.training import checkpointing
 
 pytestmark = [pytest.mark.realtime, pytest.mark.usefixtures("fresh_exit_events")]
@@ -177,7 +179,7 @@ def test_the_step_at_which_a_node_came_in_is_one_of_the_model_whatever_was_evalu
     capsys.readouterr()
     second.close()
     told = capsys.readouterr().err
-    assert "left after step 12 (all have finished): 2 steps with samples from here, joined at step 10" in told
+    assert "left after step 12 (no member goes on): 2 steps with samples from here, joined at step 10" in told
 
 
 def test_who_fails_to_be_made_by_a_callback_is_no_node_and_may_be_made_again(start, tmp_path, capsys):
@@ -239,6 +241,20 @@ def test_who_goes_on_with_a_run_that_has_all_its_epochs_hears_why_nothing_happen
 def test_to_resume_where_nothing_is_starts_from_scratch_and_says_so(start, tmp_path, capsys):
     assert start(checkpoints=Checkpoints(tmp_path / "new", resume=True)).trainer.step == 0
     assert f"nothing to resume in {tmp_path / 'new'}: starts from scratch" in capsys.readouterr().err
+
+
+def test_what_a_node_has_loaded_is_gone_on_from_only_once_it_founds(start, tmp_path):
+    """If its cluster lives, it joins that."""
+    for loads, line in ((False, f"nothing to resume in {tmp_path}"), (True, "goes on from step 5 in")):
+        said = []
+        settings = CheckpointSettings(str(tmp_path), resume=True)
+        node = checkpointing.Checkpointing(settings, "a", said.append)
+        assert node.resume(lambda _: None) == loads
+        assert (said, node.newest) == ([], None)
+        node.founded()
+        assert said[0].startswith(line) and bool(node.newest) == loads
+        if not loads:
+            trained(start, tmp_path, 5)
 
 
 def test_a_checkpoint_itself_is_not_the_folder_to_resume_from(start, tmp_path):
@@ -517,14 +533,22 @@ def test_a_directory_that_cannot_be_read_for_a_while_does_not_keep_a_node_from_t
     assert [each.step for each in scan(tmp_path)] == [5]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(start, tmp_path, capsys):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False)
-    if mounted.returncode:
+@contextmanager
+def mounted(folder, size):
+    """A disk of so many bytes."""
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False)
+    if done.returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(start, tmp_path, capsys):
+    with mounted(tmp_path / "disk", "64k") as disk:
         script = start(checkpoints=Checkpoints(disk, every=5), width=4000)
         script.train(9)
         said = capsys.readouterr().err
@@ -536,5 +560,15 @@ def test_a_full_disk_is_told_and_training_goes_on_and_later_checkpoints_succeed(
         script.close()
         assert [each.step for each in scan(disk) if each.complete] == [10, 12]
         assert not list(disk.glob("*/.*"))
-    finally:
-        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_on_a_disk_for_two_checkpoints_each_is_written_and_the_newest_stays(start, tmp_path, capsys):
+    size = trained(start, tmp_path / "all", 5, width=4000).counters()["checkpoint_bytes"]
+    with mounted(tmp_path / "disk", int(2.5 * size)) as disk:
+        script = start(checkpoints=Checkpoints(disk, every=5), width=4000)
+        script.train(32)
+        script.close()
+        assert script.counters()["checkpoints_failed"] == 0
+        assert [each.step for each in scan(disk) if each.complete] == [30, 32]
+    assert capsys.readouterr().err.count(f"no space for another checkpoint in {disk}: older ones") == 1

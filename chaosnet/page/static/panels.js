@@ -9,7 +9,7 @@ const EVENTS = 120;
 const LONG = 8; // Characters of a tile, from which on they are smaller.
 const NAME = 12; // Characters of a node's name beside a bar, or in a tile.
 const GOOD = ["joined", "link-up", "waited for", "replication"];
-const BAD = ["node-failure", "expelled", "link-failure", "unreachable", "declared dead", "waits for"];
+const BAD = ["node-failure", "expelled", "link-failure", "link-refused", "unreachable", "declared dead", "waits for"];
 const JOIN = ["scale-out"];
 
 // `fades`: has the node of that name just gone?
