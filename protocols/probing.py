@@ -9,7 +9,8 @@ it sends its first probe at once; whoever gets that, or hears nothing, goes on i
 
 The receiver's time stamps give the rate, by the slope of a line through all but the first: those may pass on
 the burst that a shaper allows an idle link. (A line, because networks hand over pieces of 64 KiB: between two
-single time stamps 5 % too much were found.) The median of three is kept; a link so slow that one took long is
+single time stamps 5 % too much were found.) A receiver that was busy reads what has come meanwhile at once: so
+no rate is above that of the whole probe. The median of three is kept; a link so slow that one took long is
 not held up by two more. Links that share an interface share it while they are measured, as they do when all of
 them carry state or gradients. Links are probed when they are new (scale-out, connect-link); afterwards their
 rates come from the state that is replicated over them.
@@ -60,13 +61,22 @@ def enough(rates_bps: list[float]) -> bool:
 
 
 def slope_bps(parts: list[tuple[float, int]]) -> float:
-    """Rate at which the parts of a probe, (arrival time, bytes), came in; 0 if there are too few."""
+    """Rate at which the last parts of a probe, (arrival time, bytes), came in; 0 if there are too few."""
     tail = parts[int(len(parts) * HEAD) :]
     sizes = list(itertools.accumulate(size for _, size in tail))
     if len(set(sizes)) < 2:  # Too few, or (not from us) empty ones.
         return 0.0
     seconds_per_byte = statistics.linear_regression(sizes, [time_s for time_s, _ in tail]).slope
     return 8 / max(seconds_per_byte, SHORTEST_S / sizes[-1])
+
+
+def rate_bps(parts: list[tuple[float, int]]) -> float:
+    """Of a probe, (arrival time, bytes) for each part: the slope, or what all parts had if that is less."""
+    slope = slope_bps(parts)
+    if not slope:
+        return slope
+    seconds = parts[-1][0] - parts[0][0]
+    return min(slope, 8 * sum(size for _, size in parts[1:]) / max(seconds, SHORTEST_S))
 
 
 class Prober:
@@ -160,7 +170,7 @@ class Prober:
         session.parts.append((now_s, 0 if payload is None else len(memoryview(payload))))  # type: ignore[arg-type]
         if probe.index + 1 < probe.count:
             return []
-        rate = slope_bps(session.parts)
+        rate = rate_bps(session.parts)
         session.parts.clear()
         if rate <= 0:
             return []
@@ -198,6 +208,6 @@ class Prober:
         """Report what is known of what comes in, also of a probe that was cut short."""
         del self.sessions[session.peer]
         self.took_s = now_s - session.started_s
-        rates = session.rates_in or [slope_bps(session.parts)]
+        rates = session.rates_in or [rate_bps(session.parts)]
         source: RateSource = "probe" if session.kind == "in-band" else "iperf3"
         return [Measured(session.peer, statistics.median(rates), source)]

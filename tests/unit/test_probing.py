@@ -20,6 +20,7 @@ from chaosnet.protocols.probing import (
     PROBES,
     Prober,
     enough,
+    rate_bps,
     slope_bps,
 )
 
@@ -33,7 +34,10 @@ class Pair:
     port = 5201  # At which iperf3 is served.
 
     def __init__(self, rates, kind="in-band"):
-        self.now_s, self.rates, self.probes = 0.0, rates, []
+        self.rates, self.probes = rates, []
+        self.now_s = dict.fromkeys(
+            rates, 0.0
+        )  # By receiver, as the directions of a link are not in each other's way.
         self.probers = {me: Prober(me, kind, AddressBook()) for me in rates}
         for me, other in (tuple(rates), tuple(rates)[::-1]):
             self.probers[me].book.reached(other, f"{other}:1", "")
@@ -48,7 +52,7 @@ class Pair:
                 case SendProbe(peer):
                     self.probes.append((me, peer))
                     for index in range(PARTS):
-                        self.now_s += 8 * len(PART) / self.rates[peer]
+                        self.now_s[peer] += 8 * len(PART) / self.rates[peer]
                         self.hand(peer, Received(me, Probe(index=index, count=PARTS), PART))
                 case Measured(peer, rate, source):
                     self.found[me] = (peer, rate, source)
@@ -61,11 +65,11 @@ class Pair:
             assert not prober.sessions or prober.wake_at_s is not None
 
     def hand(self, me, event):
-        self.perform(me, self.probers[me].handle(event, self.now_s))
+        self.perform(me, self.probers[me].handle(event, self.now_s[me]))
 
     def want(self, me):
         (other,) = set(self.probers) - {me}
-        self.perform(me, self.probers[me].want(other, self.now_s))
+        self.perform(me, self.probers[me].want(other, self.now_s[me]))
 
 
 def test_both_ends_learn_the_rate_of_what_comes_to_them():
@@ -121,6 +125,16 @@ def test_networks_that_hand_over_several_parts_at_once_do_not_fool_it():
         next(each for each in pieces if each >= part) * 8 / rate for part in range(16384, size + 1, 16384)
     ]
     assert slope_bps([(at_s, 16384) for at_s in arrivals]) == pytest.approx(rate, rel=0.03)
+
+
+def test_what_a_busy_receiver_reads_at_once_is_not_the_rate():
+    """Parts as two busy cores saw them, over 1 Gbit/s: the slope alone told 12 Gbit/s."""
+    late = [(0.0, 16384), *((0.0105 + 1e-5 * index, 16384) for index in range(63))]
+    assert slope_bps(late) > 10e9 and rate_bps(late) < 1e9
+    steady = [(1.3e-4 * index, 16384) for index in range(64)]
+    assert rate_bps(steady) == pytest.approx(slope_bps(steady))
+    burst = [(1e-5 * min(index, 8) + 1.3e-4 * max(index - 8, 0), 16384) for index in range(64)]
+    assert rate_bps(burst) == slope_bps(burst), "the burst of a shaper does not count"
 
 
 def test_all_links_are_measured_at_once():
