@@ -72,11 +72,10 @@ def slope_bps(parts: list[tuple[float, int]]) -> float:
 
 def rate_bps(parts: list[tuple[float, int]]) -> float:
     """Of a probe, (arrival time, bytes) for each part: the slope, or what all parts had if that is less."""
-    slope = slope_bps(parts)
-    if not slope:
+    slope, seconds = slope_bps(parts), parts[-1][0] - parts[0][0] if parts else 0.0
+    if seconds <= SHORTEST_S:  # All at once: faster than we can tell.
         return slope
-    seconds = parts[-1][0] - parts[0][0]
-    return min(slope, 8 * sum(size for _, size in parts[1:]) / max(seconds, SHORTEST_S))
+    return min(slope, 8 * sum(size for _, size in parts[1:]) / seconds)
 
 
 class Prober:
