@@ -182,7 +182,7 @@ class DataParallel:
 
     def acts_in(self, view: View) -> None:
         """See `Engine`."""
-        self.gradients.bundle(view.bundle)
+        self.gradients.set_bundle_size(view.bundle)
         self.gradients.alone = view.node_ids == (self.session.name,)
 
     def entered(self, fetched: int | None) -> None:
@@ -208,7 +208,9 @@ class DataParallel:
     # --- the state ---
 
     def _load(self, arrival: Arrival) -> None:
-        runtime, replaced = self.agreement.told_by_load(lambda: self.state.load(arrival))
+        before = self.agreement.fixed_settings()
+        runtime = self.state.load(arrival)
+        replaced = self.agreement.replaced_settings(before)
         if replaced and self._loaded is None:  # Later loads replace what an earlier one has brought.
             self.session.say(replaced)
         self.gradients.rebase()

@@ -232,7 +232,9 @@ class Pipelines:
         left_out = self.keeping.made.parameters if self.keeping is not None and whole else ()
         if self.keeping is not None and whole:
             self.keeping.parts.make_room(left_out)
-        runtime, replaced = self.agreement.told_by_load(lambda: self.state.load(arrival, left_out))
+        before = self.agreement.fixed_settings()
+        runtime = self.state.load(arrival, left_out)
+        replaced = self.agreement.replaced_settings(before)
         if replaced and self._loaded is None:  # Later loads replace what an earlier one has brought.
             self.session.say(replaced)
         self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]

@@ -124,25 +124,20 @@ class Agreement:
             "Trainer(lr_scheduler=...), e.g. as a LambdaLR, or set it in Trainer(after_step=...)"
         )
 
-    def told_by_load(self, load: Callable[[], Any]) -> tuple[Any, str]:
-        """Load a state that replaces what the script has set.
-
-        Returns: what `load` returned; and which of the optimizer's numbers are others since, for people, "" if none.
-        """
-        before = self._chosen()
-        loaded = load()
+    def replaced_settings(self, before: dict[str, str]) -> str:
+        """For people: which of these `fixed_settings` a loaded state has replaced; "" if none."""
         others = [
             (name, text, before[name])
-            for name, text in self._chosen().items()
+            for name, text in self.fixed_settings().items()
             if before.get(name, text) != text
         ]
         said = [f"{name} is {text} (this script: {own})" for name, text, own in others[:MOST_TOLD]]
         if len(others) > MOST_TOLD:
             said.append(f"and {len(others) - MOST_TOLD} more")
-        return loaded, f"settings of the state that was loaded are used: {', '.join(said)}" if said else ""
+        return f"settings of the state that was loaded are used: {', '.join(said)}" if said else ""
 
-    def _chosen(self) -> dict[str, str]:
-        """The optimizer's numbers, without those that a schedule changes."""
+    def fixed_settings(self) -> dict[str, str]:
+        """The optimizer's numbers, by name, without those that a schedule changes."""
         moving = () if self._state.lr_scheduler is None else SCHEDULED
         return {
             name: text for name, text in self._settings()[1]() if not name.endswith((*moving, "last_epoch"))
