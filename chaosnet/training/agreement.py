@@ -19,8 +19,9 @@ import xxhash
 
 from ..node.outcomes import StepOutcome
 from ..node.session import Session
+from ..node.state.optimizer_loading import EXECUTION
 from ..node.state.state_window import EVERY, Averaged, StateWindow, Window
-from ..node.state.training_state import EXECUTION, TrainingState
+from ..node.state.training_state import TrainingState
 from ..protocols.messages import Contribution, Side, Sides
 
 MAX_HEALS = 3  # Of one node, for one thing: what comes back every time is in its script.

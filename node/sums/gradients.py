@@ -27,7 +27,7 @@ from torch import nn
 from ...protocols.errors import ConfigError, LocalProtocolError, MalformedMessage
 from ...protocols.sums import bundles
 from ..devices import Moment
-from ..state.training_state import is_read_only, thawed
+from ..state.trainable import is_read_only, thawed
 from .compression import Compression, Encoding, encoding_of
 from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of
 from .staging import Staging

@@ -17,7 +17,7 @@ from ...protocols.errors import ConfigError
 from ...protocols.sums import bundles
 from ..devices import accelerators, to_device, widened
 from ..state.flat_state import device_runs, dtype_name
-from ..state.training_state import BufferSlot, buffer_slots, check_buffer, check_parameter
+from ..state.trainable import BufferSlot, buffer_slots, check_buffer, check_parameter
 
 # Small enough that slow links are busy all the time. On fast links several chunks travel as one message
 # (protocols/sums.py), as handling has a price per message.

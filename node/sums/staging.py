@@ -11,7 +11,7 @@ import torch
 
 from ..devices import Crossing, Moment, has_streams
 from ..state.flat_state import device_runs
-from ..state.training_state import sparse_gradient
+from ..state.trainable import sparse_gradient
 from .lanes import LaneLayout, Place, int_like, stage
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: so many fit into a cache twice, for a comparison.
