@@ -110,13 +110,13 @@ class PipelineTrainer(ScriptMember):
         )
         remembered = Remembered(self.name, self.settings.listen, teller.say)
         _check_whole(stages=stages, first_members=first_members)
-        told = PipelineSettings(
+        settings = PipelineSettings(
             loss, batch, micro_batch, stages, layout, exact, SETTINGS["max_grad_norm"].of(max_grad_norm), seed,
             lr_scheduler_every, keepers, first_members, callbacks, validation,
         )  # fmt: skip
         self.session = Session(self.settings, hooks(teller, remembered, self._on_ended))
         _check_keepers(keepers, to_disk := checkpoint_settings(checkpoints))
-        self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, to_disk)
+        self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, settings, to_disk)
         self.model = self.engine.model
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
         self._node = ScriptNode(self.session, OfPipelines(self.engine), remembered, page, teller)

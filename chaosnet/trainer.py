@@ -111,18 +111,18 @@ class Trainer(RunFacts):
         self.settings, self._checkpoints = node_settings(cluster), checkpoint_settings(checkpoints)
         if callable(after_step):
             given["after_step"] = given_trainer(after_step, self)
-        self._told = step_settings(**given)
+        self._step_settings = step_settings(**given)
         self.name = self.settings.name
-        exit_event.speak(self._told.log_format, self.name)
+        exit_event.speak(self._step_settings.log_format, self.name)
         self._teller = Teller(
-            self._told.quiet,
-            self._told.callbacks or Callbacks(),
+            self._step_settings.quiet,
+            self._step_settings.callbacks or Callbacks(),
             self.name,
-            self._told.log_format,
-            self._told.summary,
+            self._step_settings.log_format,
+            self._step_settings.summary,
         )
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
-        self._share, self._means = DataShare(self.name, self._told.seed), Means(self._teller.say)
+        self._share, self._means = DataShare(self.name, self._step_settings.seed), Means(self._teller.say)
         self._page_at = SETTINGS["dashboard"].of(dashboard)
         self._run = None
         if model is not None and optimizer is not None:
@@ -144,7 +144,7 @@ class Trainer(RunFacts):
         endings.check_alone()
         session = self.make_session(hooks(self._teller, self._members, self._on_ended))
         engine = DataParallel(
-            session, model, optimizer, lr_scheduler, extra_state, self._told, self._checkpoints, self._share,
+            session, model, optimizer, lr_scheduler, extra_state, self._step_settings, self._checkpoints, self._share,
             self._means, self._on_optimizer_step, self._on_scheduler_step,
         )  # fmt: skip
         self.model, self.optimizer, self.lr_scheduler = engine.model, engine.optimizer, engine.lr_scheduler

@@ -56,10 +56,7 @@ class Batches:
             )
 
     def _left_early(self, epoch: int) -> str:
-        """Raises:
-
-        ConfigError if the script has left the loop within `epoch`: nodes could not agree on what is left out.
-        """
+        """For an error: the script has left the loop within `epoch`, and nodes could not agree what is left out."""
         cursor = self._share.cursor
         done = f" after {cursor.length - cursor.remaining} of {cursor.length} samples" if cursor else ""
         return (

@@ -147,7 +147,6 @@ class DataShare:
     Attributes:
         length: Samples of the data set; 0 while the script brings its own.
         size: Samples that this node wants per step.
-        deal: Who wants how many, in the order in which the cursor deals; as of the last completed step.
         deal: Each node's batch size, in the order in which the cursor deals; as of the last completed step.
         ranges: The samples dealt to this node for the step under way.
         in_hand: Those of them that the script is busy with: to blame if it ends with an error.

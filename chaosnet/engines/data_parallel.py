@@ -48,7 +48,7 @@ class DataParallel:
     memory, `healing`, what the script has not contributed yet.
 
     Args:
-        told: How the model is trained.
+        settings: How the model is trained.
         on_step, on_schedule: See `ScriptLoop`.
     Attributes:
         round: Steps of the all-reduce, also those in which nobody had samples.
@@ -70,15 +70,15 @@ class DataParallel:
         optimizer: Optimizers,
         lr_scheduler: Any,
         extra_state: dict[str, Any] | None,
-        told: StepSettings,
+        settings: StepSettings,
         checkpoints: CheckpointSettings | None,
         share: DataShare,
         means: Means,
         on_step: Callable[[str | None, bool], None],
         on_schedule: Callable[[str, tuple[Any, ...]], None],
     ) -> None:
-        self.session, self.share, self.means, self._told = session, share, means, told
-        self._callbacks = told.callbacks or Callbacks()
+        self.session, self.share, self.means, self._settings = session, share, means, settings
+        self._callbacks = settings.callbacks or Callbacks()
         self.evaluation = Evaluation(session.name)
         self.round = self.step = self.joined_step = 0
         self.samples = 0.0
@@ -90,23 +90,25 @@ class DataParallel:
         self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self.healing: Divergence | None = None
         self.model, self.optimizer, self.lr_scheduler, self.named = named(
-            model, optimizer, lr_scheduler, told.updates
+            model, optimizer, lr_scheduler, settings.updates
         )
-        self.schedule = LRSchedule(self.lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
+        self.schedule = LRSchedule(
+            self.lr_scheduler, self.optimizer, settings.lr_scheduler_every, session.say
+        )
         compression, chunk_bytes = session.settings.compression, session.settings.chunk_bytes
         trained = trained_by(self.optimizer)
         self.gradients = Gradients(self.model, chunk_bytes, self._chunks_ready, compression, trained)
-        self.guard = None if told.guard is None else Guard(told.guard, told.guard_factor)
+        self.guard = None if settings.guard is None else Guard(settings.guard, settings.guard_factor)
         self.state = TrainingState(
             self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
         )
         self._devices = self.state.accelerators()
         self.kinds = {"cpu", *(device.type for device in self._devices)}
         self._generators = get_generators(self._devices)  # As of the last step, for its checkpoint.
-        self.random = Randomness(told.same_rng, self._devices)
+        self.random = Randomness(settings.same_rng, self._devices)
         if self.guard is not None:
             self.gradients.judge_first()
-        self.agreement = Agreement(self.state, self.gradients, session.name, told.on_divergence)
+        self.agreement = Agreement(self.state, self.gradients, session.name, settings.on_divergence)
         self.checkpointing = checkpointing_of(checkpoints, session)
         every = 0 if checkpoints is None else checkpoints.every
         self._nan = NanWatch(self.model, self.guard, every, session.say)
@@ -125,11 +127,14 @@ class DataParallel:
 
     def _terms(self, compression: object) -> dict[str, str]:
         """What all members must have set alike."""
-        told = self._told
-        max_norm = None if told.max_grad_norm is None else float(told.max_grad_norm)
+        settings = self._settings
+        max_norm = None if settings.max_grad_norm is None else float(settings.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.gradients.chunk_bytes)}
-        terms |= {"on_divergence": told.on_divergence, "lr_scheduler_every": str(told.lr_scheduler_every)}
-        terms |= {"same_rng": str(told.same_rng), "compression": repr(compression)}
+        terms |= {
+            "on_divergence": settings.on_divergence,
+            "lr_scheduler_every": str(settings.lr_scheduler_every),
+        }
+        terms |= {"same_rng": str(settings.same_rng), "compression": repr(compression)}
         if self.named.names:
             terms["updates"] = ", ".join(self.named.names)
         if self.guard is not None:
@@ -392,11 +397,11 @@ class DataParallel:
 
     def _apply(self, total: Contribution, results: list[torch.Tensor] | None) -> None:
         """The optimizer steps with the cluster's mean gradient."""
-        told = self._told
+        settings = self._settings
         self.gradients.adopt(total.present, results)
         self.named.stepping(total.update)
-        if told.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.named.parameters(), told.max_grad_norm)
+        if settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.named.parameters(), settings.max_grad_norm)
         self.copies.finish()
         with self.rules.our_step():
             with self.random.stepping(self.optimizer, self.step):
@@ -404,9 +409,9 @@ class DataParallel:
             self.schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
         self._nan.look(self.step + 1)
         self.optimizer.zero_grad(set_to_none=True)
-        if told.after_step is not None:
+        if settings.after_step is not None:
             with self.rules.within("after_step"), self.random.alike("after_step", self.step):
-                told.after_step()
+                settings.after_step()
 
     def _is_acceptable(self, outcome: StepOutcome) -> bool:
         """Is the cluster's gradient finite? All members see the same bits, so all refuse it, or nobody does."""
@@ -431,10 +436,10 @@ class DataParallel:
         verdict = judged(self.agreement, outcome, self.step - 1, self.session)
         if verdict is None:
             return
-        if self._told.on_divergence == "stop":
+        if self._settings.on_divergence == "stop":
             raise ReplicasDiffer(verdict.sentence)
         self.session.say(verdict.sentence)
-        if self._told.on_divergence == "heal" and verdict.here and not self.session.leaving:
+        if self._settings.on_divergence == "heal" and verdict.here and not self.session.leaving:
             self.healing = verdict
 
     # --- the end ---
