@@ -15,7 +15,7 @@ import msgspec
 import networkx as nx
 import yaml
 
-from ..protocols.plain_data import told
+from ..protocols.plain_data import explained
 from .backend import TestbedError
 
 T = TypeVar("T")
@@ -279,4 +279,4 @@ def _convert(plain: object, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise TestbedError(f"{where}: {told(error, plain)}") from None
+        raise TestbedError(f"{where}: {explained(error, plain)}") from None

@@ -10,7 +10,7 @@ import msgspec
 STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
 
 
-def told(error: msgspec.ValidationError, plain: Any) -> str:
+def explained(error: msgspec.ValidationError, plain: Any) -> str:
     """Where, the value and what was expected: "links, entry 1: rate_mbit: -3 (expected `float` > 0.0)".
 
     Args:

@@ -15,7 +15,7 @@ import yaml
 from scipy import stats
 
 from ..protocols.errors import ConfigError
-from ..protocols.plain_data import told
+from ..protocols.plain_data import explained
 from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import FaultClock
@@ -118,7 +118,7 @@ def load(path: Path) -> Scenario:
     try:
         scenario = msgspec.convert(plain, Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {told(error, plain)}") from None
+        raise ConfigError(f"{path}: {explained(error, plain)}") from None
     unknown = {*scenario.systems, *scenario.overheads.more_s} - {*SYSTEMS}
     if unknown:
         raise ConfigError(f"{path}: systems: {sorted(unknown)} (expected of {', '.join(SYSTEMS)})")
