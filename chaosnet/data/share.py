@@ -209,16 +209,12 @@ class DataShare:
         A guess: whoever joins, leaves or dies changes what is dealt afterwards.
         """
         assert self.cursor is not None
-        cursor, order = DataCursor.from_plain(self.cursor.to_plain()), self.order()
-        while cursor.epoch < target:
-            dealt = cursor.deal(self.deal)
-            for part in parts(dealt.get(self.name, []), accumulate, self.rules.min_samples):
-                yield order.indices(cursor.epoch, part)
-            taken = [each for ranges in dealt.values() for each in ranges]
-            if not taken:
+        order = self.order()
+        for epoch, dealt in self.cursor.ahead(self.deal):
+            if epoch >= target:
                 return
-            cursor.commit(taken)
-            cursor.end_if_left_over(sum(size for _, size in self.deal))
+            for part in parts(dealt.get(self.name, []), accumulate, self.rules.min_samples):
+                yield order.indices(epoch, part)
 
     def completed(self, total: Contribution, settled: bool = True) -> list[str]:
         """A step is complete: note the samples that it used, and strikes.
