@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
-from ..data.evaluation import Evaluation, average
+from ..data.evaluation import average
 from ..data.share import DataShare
 from ..node.outcomes import StepOutcome
-from ..node.session import Offer, Session
+from ..node.session import Session
 from ..node.state.flat_state import Arrival
 from ..node.state.generators import get_generators, set_generators
 from ..node.state.training_state import TrainingState
@@ -22,7 +22,6 @@ from ..protocols.data_cursor import DataCursor
 from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.events import Retracted
 from ..protocols.messages import Contribution, Deal, View
-from ..protocols.sentences import in_again
 from ..script.means import Means
 from ..script.rules import ScriptRules
 from ..settings.resolved import CheckpointSettings, StepSettings
@@ -34,9 +33,10 @@ from ..training.named_updates import Optimizers, named, trained_by
 from ..training.nan_watch import NanWatch
 from ..training.randomness import Randomness
 from ..training.state_copies import StateCopies
+from .base import TrainingEngine
 
 
-class DataParallel:
+class DataParallel(TrainingEngine):
     """A model, its optimizer and all that belongs to them, in one cluster's life.
 
         contribute   this node's gradient, and what it says beside it
@@ -51,9 +51,6 @@ class DataParallel:
         settings: How the model is trained.
         on_step, on_schedule: See `ScriptLoop`.
     Attributes:
-        round: Steps of the all-reduce, also those in which nobody had samples.
-        step: Updates of the model, by anybody, since the cluster began; `samples`: the samples behind them;
-            `joined_step`: the value of `step` when this node last became a member.
         weight: Samples behind this node's gradients in the step; None: nobody has said, so they are `own_weight`,
             what the script said last.
         healing: This node differs from the others, and is to pull the state anew.
@@ -77,17 +74,12 @@ class DataParallel:
         on_step: Callable[[str | None, bool], None],
         on_schedule: Callable[[str, tuple[Any, ...]], None],
     ) -> None:
-        self.session, self.share, self.means, self._settings = session, share, means, settings
+        super().__init__(session)
+        self.share, self.means, self._settings = share, means, settings
         self._callbacks = settings.callbacks or Callbacks()
-        self.evaluation = Evaluation(session.name)
-        self.round = self.step = self.joined_step = 0
-        self.samples = 0.0
         self.weight: float | None = None
         self.own_weight = 1.0
-        self._loaded: StateLoaded | None = None
         self._told_of_setting = False
-        self._step_left = 0  # When the cluster went on without this node.
-        self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self.healing: Divergence | None = None
         self.model, self.optimizer, self.lr_scheduler, self.named = named(
             model, optimizer, lr_scheduler, settings.updates
@@ -147,22 +139,6 @@ class DataParallel:
     def store(self) -> Gradients:
         return self.gradients
 
-    def offer(self) -> Offer:
-        """See `Engine`."""
-        return Offer(
-            digest=self.state.spec_digest(),
-            spec=self.state.spec(),
-            chunks=len(self.gradients.chunks),
-            borders=self.gradients.borders,
-            result_bytes=self.gradients.total_bytes,
-            state_bytes=self.state.state_bytes(),
-            layer_bytes=self.state.layer_bytes(),
-        )
-
-    def places(self) -> dict[str, torch.Tensor]:
-        """See `Engine`."""
-        return self.state.places()
-
     def founded(self) -> None:
         """See `Engine`."""
         self.state.watch()
@@ -192,37 +168,27 @@ class DataParallel:
 
     def entered(self, fetched: int | None) -> None:
         """See `Engine`."""
-        self.joined_step = self.step
-        self.copies.serve_fellows(fetched)
+        super().entered(fetched)
         if self.checkpointing is not None:
-            self.checkpointing.started(self.step, self._run)
             self._generators = get_generators(self._devices)
 
     def left_behind(self) -> None:
         """See `Engine`."""
-        self.copies.finish()
+        super().left_behind()
         self.optimizer.zero_grad(set_to_none=True)
-        self._step_left = self.step
 
     def rejoined(self) -> None:
         """See `Engine`."""
         self.named.rejoined()
         self.means.settle()
-        self.session.say(in_again(self.session.name, self._step_left, self.step))
+        super().rejoined()
 
     # --- the state ---
 
     def _load(self, arrival: Arrival) -> None:
-        before = self.agreement.fixed_settings()
-        runtime = self.state.load(arrival)
-        replaced = self.agreement.replaced_settings(before)
-        if replaced and self._loaded is None:  # Later loads replace what an earlier one has brought.
-            self.session.say(replaced)
+        runtime = self._load_state(arrival)
         self.gradients.rebase()
-        self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
-        self._run = runtime["run"]
         self._nan.forget()
-        self.agreement.forget()
         self.random.key = runtime.get("rng_key", self.random.key)
         self.named.phase = runtime.get("phase", 0)
         self.evaluation.from_plain(runtime.get("evaluation"))
@@ -441,10 +407,3 @@ class DataParallel:
         self.session.say(verdict.sentence)
         if self._settings.on_divergence == "heal" and verdict.here and not self.session.leaving:
             self.healing = verdict
-
-    # --- the end ---
-
-    def close(self, abandon: bool) -> None:
-        """End: with the checkpoint under way, or without it if the cluster went on without this node."""
-        if self.checkpointing is not None:
-            self.checkpointing.close(abandon)

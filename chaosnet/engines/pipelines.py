@@ -13,13 +13,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 import xxhash
 
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
-from ..data.evaluation import Evaluation, average
+from ..data.evaluation import average
 from ..node.collector import held_off
 from ..node.outcomes import StepOutcome
 from ..node.session import Offer, Session
@@ -30,7 +31,6 @@ from ..node.sums.layer_sums import LayerSums, Norms, clip
 from ..protocols.errors import ChaosnetError, CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
-from ..protocols.sentences import in_again
 from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, choose
 from ..scheduler.elastic.traffic import Traffic
@@ -42,6 +42,7 @@ from ..training.lr_schedule import LRSchedule
 from ..training.nan_watch import LossWatch
 from ..training.randomness import Randomness
 from ..training.state_copies import StateCopies
+from .base import TrainingEngine
 from .global_batches import GlobalBatches
 from .keeping import Keeping, keeping_of
 from .layer_runner import Done, LayerRunner, MicroBatches, due, forward_only, layers_in, needs_nothing
@@ -73,15 +74,12 @@ class Calling:
             function(event)
 
 
-class Pipelines:
+class Pipelines(TrainingEngine):
     """A model in layers, its optimizer and all that belongs to them, in one cluster's life.
 
     Agreed: model, optimizer, LR scheduler, and `_counters`. Local: nothing that outlives a step.
 
     Attributes:
-        round: Steps of the all-reduce, also those in which nothing was trained.
-        step: Updates of the model since the cluster began; `samples`: the samples behind them; `joined_step`: the
-            value of `step` when this node last became a member.
         running: The pipelines of the step under way; None before the first, and while nobody wants to train.
         predicted: What a step of them should take.
         wants: Epochs that this node wants to see trained in all; 0: none any more.
@@ -99,13 +97,14 @@ class Pipelines:
         settings: PipelineSettings,
         checkpoints: CheckpointSettings | None,
     ) -> None:
-        self.session, self._settings = session, settings
+        super().__init__(session)
+        self._settings = settings
         self._callbacks = settings.callbacks or Callbacks()
         whole, builds = built(model, settings.seed, settings.keepers is not None)
         self.model, self.layers = layers_of(whole)
         self.optimizer, self._device = made_for(optimizer, self.model), device_of(self.model)
         lr_scheduler = made_for(lr_scheduler, self.optimizer)
-        self.evaluation, self.means = Evaluation(session.name), Means(session.say)
+        self.means = Means(session.say)
         self.batches = GlobalBatches(settings.batch, settings.micro_batch, settings.seed)
         self.sums = LayerSums(self.layers, self.batches.micro_batches, settings.exact)
         self.validation = Validating(settings.validation, settings.loss, settings.batch, settings.micro_batch)
@@ -129,9 +128,9 @@ class Pipelines:
         window = None if self.keeping is None else self.keeping.parts
         self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
-        self.round = self.step = self.joined_step = self.wants = 0
+        self.wants = 0
         # Agreed: epochs that members want to see trained, the most; has this cluster trained anything?
-        self.samples, self._goal, self._begun = 0.0, 0, False
+        self._goal, self._begun = 0, False
         self.wishes = LayoutWishes(session, settings.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
         self.predicted: Predicted | None = None
@@ -139,13 +138,10 @@ class Pipelines:
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
         self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
         self._attempt: tuple[ViewKey, int] | None = None  # The attempt that others have a part of.
-        self._step_left = 0  # When the cluster went on without this node.
         self.deal, self.calling, self._nan = Deal(), Calling(), LossWatch(session.say)
         self.last: StepDone | None = None
         self._laid: Laid | None = None  # Of the last step that was trained.
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
-        self._loaded: StateLoaded | None = None
-        self._run = secrets.token_hex(8)
         if self.checkpointing is not None and session.settings.may_found:
             self.checkpointing.resume(self._load)
             self._run = secrets.token_hex(8)  # Not that of the checkpoint.
@@ -163,21 +159,7 @@ class Pipelines:
 
     def offer(self) -> Offer:
         """See `Engine`."""
-        return Offer(
-            digest=self.state.spec_digest(),
-            spec=self.state.spec(),
-            chunks=len(self.sums.chunks),
-            borders=self.sums.borders,
-            result_bytes=self.sums.total_bytes,
-            state_bytes=self.state.state_bytes(),
-            layer_bytes=self.state.layer_bytes(),
-            recomputes=True,
-            parts=self.keeping is not None,
-        )
-
-    def places(self) -> dict[str, torch.Tensor]:
-        """See `Engine`."""
-        return self.state.places()
+        return replace(super().offer(), recomputes=True, parts=self.keeping is not None)
 
     def founded(self) -> None:
         """See `Engine`."""
@@ -208,22 +190,6 @@ class Pipelines:
         if self.view is None or view.key > self.view.key:
             self.view = view
 
-    def entered(self, fetched: int | None) -> None:
-        """See `Engine`."""
-        self.joined_step = self.step
-        self.copies.serve_fellows(fetched)
-        if self.checkpointing is not None:
-            self.checkpointing.started(self.step, self._run)
-
-    def left_behind(self) -> None:
-        """See `Engine`."""
-        self.copies.finish()
-        self._step_left = self.step
-
-    def rejoined(self) -> None:
-        """See `Engine`."""
-        self.session.say(in_again(self.session.name, self._step_left, self.step))
-
     # --- the state ---
 
     def _load(self, arrival: Arrival) -> None:
@@ -232,13 +198,8 @@ class Pipelines:
         left_out = self.keeping.made.parameters if self.keeping is not None and whole else ()
         if self.keeping is not None and whole:
             self.keeping.parts.make_room(left_out)
-        before = self.agreement.fixed_settings()
-        runtime = self.state.load(arrival, left_out)
-        replaced = self.agreement.replaced_settings(before)
-        if replaced and self._loaded is None:  # Later loads replace what an earlier one has brought.
-            self.session.say(replaced)
-        self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
-        self._run, self.random.key = runtime["run"], runtime["rng_key"]
+        runtime = self._load_state(arrival, left_out)
+        self.random.key = runtime["rng_key"]
         self.batches.from_plain(runtime["cursor"])
         self.validation.from_plain(runtime.get("validation"), self.batches.epoch)
         self.schedule.from_plain(runtime["lr_schedule"], self.batches.epoch, self.samples)
@@ -258,7 +219,6 @@ class Pipelines:
             self.keeping.made.loaded(self.checkpointing.loaded)
         elif self.keeping is not None:
             self.keeping.from_plain(runtime["keeping"])
-        self.agreement.forget()
         self._nan.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
@@ -586,13 +546,6 @@ class Pipelines:
         if total.timings:
             self.pace.agree(total.timings, sorted(total.shares))
             self.costs.agree(total.timings, sorted(total.shares))
-
-    # --- the end ---
-
-    def close(self, abandon: bool) -> None:
-        """End: with the checkpoint under way, or without it if the cluster went on without this node."""
-        if self.checkpointing is not None:
-            self.checkpointing.close(abandon)
 
 
 def _sender(session: Session) -> Callable[[Tensor, Any], None]:
