@@ -22,7 +22,6 @@ from .page.of_node import NodePage
 from .protocols.errors import ConfigError, NodeExpelled
 from .protocols.messages import FASTEST
 from .script import endings, exit_event
-from .script.engines import OfPipelines
 from .script.means import ClusterMean
 from .script.member import ScriptMember
 from .script.pipeline_steps import PipelineSteps
@@ -119,7 +118,7 @@ class PipelineTrainer(ScriptMember):
         self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, settings, to_disk)
         self.model = self.engine.model
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
-        self._node = ScriptNode(self.session, OfPipelines(self.engine), remembered, page, teller)
+        self._node = ScriptNode(self.session, self.engine, remembered, page, teller)
         self._steps = PipelineSteps(self.session, self.engine, self._node, teller.say)
         self._evaluation = EvaluationLoop(self.session, self.engine, self._steps)
         with page.unless_opened():

@@ -19,7 +19,6 @@ from .node.session import Hooks, Session
 from .page.of_node import NodePage
 from .protocols.errors import ConfigError
 from .script import endings, exit_event
-from .script.engines import OfDataParallel
 from .script.means import ClusterMean, Means
 from .script.process import ScriptNode, hooks
 from .script.rules import UPDATE
@@ -148,15 +147,14 @@ class Trainer(RunFacts):
             self._means, self._on_optimizer_step, self._on_scheduler_step,
         )  # fmt: skip
         self.model, self.optimizer, self.lr_scheduler = engine.model, engine.optimizer, engine.lr_scheduler
-        script_engine = OfDataParallel(engine)
         try:
             page = NodePage(self._page_at)
-            node = ScriptNode(session, script_engine, self._members, page, self._teller)
+            node = ScriptNode(session, engine, self._members, page, self._teller)
             with page.unless_opened():
                 session.open(engine, guarded=engine.guard is not None)
         except BaseException:  # If it cannot listen, the script may go on alone, or try again.
-            script_engine.let_go()
-            script_engine.detach()
+            engine.let_go()
+            engine.detach()
             raise
         steps = ScriptSteps(session, engine, node)
         self._run = Run(session, engine, node, steps, Batches(session, engine, steps))
@@ -167,10 +165,10 @@ class Trainer(RunFacts):
         return Session(self.settings, hooks)
 
     def _on_optimizer_step(self, name: str | None, overflow: bool) -> None:
-        self._attached().steps.by_optimizer(name, overflow)
+        self._attached().steps.on_optimizer_step(name, overflow)
 
     def _on_scheduler_step(self, name: str, arguments: tuple[Any, ...]) -> None:
-        self._attached().steps.by_scheduler(name, arguments)
+        self._attached().steps.on_scheduler_step(name, arguments)
 
     def _on_ended(self, ended: Ended) -> None:
         self._attached().node.ended(ended)
@@ -188,7 +186,7 @@ class Trainer(RunFacts):
         Raises: NodeExpelled if the cluster went on without this node and does not take it back (or with
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
-        self._attached().steps.by(UPDATE, samples, name)
+        self._attached().steps.requested(UPDATE, samples, name)
 
     def check_state_replication(self) -> bool:
         """Serve a joining node, if this one was chosen to (Chaos, Sec. V-B).

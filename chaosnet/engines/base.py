@@ -81,6 +81,19 @@ class TrainingEngine:
         """See `Engine`."""
         self.session.say(in_again(self.session.name, self._step_left, self.step))
 
+    # --- what the script's node asks (`ScriptEngine`) ---
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that the cluster has completed."""
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        """Give the gradients back to the script, if this engine holds them."""
+
+    def let_go(self) -> None:
+        """Give the steps of optimizer and scheduler back to the script, if this engine has replaced them."""
+
     def close(self, abandon: bool) -> None:
         """End: with the checkpoint under way, or without it if the cluster went on without this node."""
         if self.checkpointing is not None:

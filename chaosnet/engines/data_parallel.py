@@ -21,7 +21,7 @@ from ..node.sums.gradients import Gradients
 from ..protocols.data_cursor import DataCursor
 from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.events import Retracted
-from ..protocols.messages import Contribution, Deal, View
+from ..protocols.messages import Contribution, Deal, Range, View
 from ..script.means import Means
 from ..script.rules import ScriptRules
 from ..settings.resolved import CheckpointSettings, StepSettings
@@ -182,6 +182,30 @@ class DataParallel(TrainingEngine):
         self.named.rejoined()
         self.means.settle()
         super().rejoined()
+
+    # --- what the script's node asks ---
+
+    @property
+    def epoch(self) -> int:
+        """See `ScriptEngine`."""
+        return self.share.epoch
+
+    @property
+    def in_callback(self) -> bool:
+        """See `ScriptEngine`."""
+        return bool(self.rules.place)
+
+    def blamed(self) -> tuple[Range, ...]:
+        """See `ScriptEngine`."""
+        return tuple(self.share.in_hand)
+
+    def detach(self) -> None:
+        """See `ScriptEngine`."""
+        self.gradients.detach()
+
+    def let_go(self) -> None:
+        """See `ScriptEngine`."""
+        self.rules.remove()
 
     # --- the state ---
 

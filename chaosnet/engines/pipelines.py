@@ -30,7 +30,7 @@ from ..node.state.training_state import TrainingState
 from ..node.sums.layer_sums import LayerSums, Norms, clip
 from ..protocols.errors import ChaosnetError, CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
-from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
+from ..protocols.messages import Contribution, Deal, Range, Tensor, View, ViewKey
 from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, choose
 from ..scheduler.elastic.traffic import Traffic
@@ -189,6 +189,22 @@ class Pipelines(TrainingEngine):
         """See `Engine`."""
         if self.view is None or view.key > self.view.key:
             self.view = view
+
+    # --- what the script's node asks ---
+
+    @property
+    def epoch(self) -> int:
+        """See `ScriptEngine`."""
+        return self.batches.epoch
+
+    @property
+    def in_callback(self) -> bool:
+        """See `ScriptEngine`."""
+        return self.calling.under_way
+
+    def blamed(self) -> tuple[Range, ...]:
+        """See `ScriptEngine`."""
+        return self.batches.blamed(self.runner.in_hand)
 
     # --- the state ---
 
