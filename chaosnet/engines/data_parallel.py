@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..node.state.generators import get_generators, set_generators
 from ..node.state.training_state import TrainingState
 from ..node.sums.gradients import Gradients
 from ..protocols.data_cursor import DataCursor
-from ..protocols.errors import ConfigError, ReplicasDiffer
+from ..protocols.errors import ReplicasDiffer
 from ..protocols.events import Retracted
 from ..protocols.messages import Contribution, Deal, Range, View
 from ..script.means import Means
@@ -90,32 +91,31 @@ class DataParallel(TrainingEngine):
         compression, chunk_bytes = session.settings.compression, session.settings.chunk_bytes
         trained = trained_by(self.optimizer)
         self.gradients = Gradients(self.model, chunk_bytes, self._chunks_ready, compression, trained)
-        self.guard = None if settings.guard is None else Guard(settings.guard, settings.guard_factor)
-        self.state = TrainingState(
-            self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
-        )
-        self._devices = self.state.accelerators()
-        self.kinds = {"cpu", *(device.type for device in self._devices)}
-        self._generators = get_generators(self._devices)  # As of the last step, for its checkpoint.
-        self.random = Randomness(settings.same_rng, self._devices)
-        if self.guard is not None:
-            self.gradients.judge_first()
-        self.agreement = Agreement(self.state, self.gradients, session.name, settings.on_divergence)
-        self.checkpointing = checkpointing_of(checkpoints, session)
-        every = 0 if checkpoints is None else checkpoints.every
-        self._nan = NanWatch(self.model, self.guard, every, session.say)
-        saved = self.checkpointing if session.settings.may_found else None
-        if saved is not None and saved.resume(self._load):
-            self._run = secrets.token_hex(8)
-            self.random.begins(self.round)
-        self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
-        try:
+        with ExitStack() as refused:
+            refused.callback(self.gradients.detach)
+            self.guard = None if settings.guard is None else Guard(settings.guard, settings.guard_factor)
+            self.state = TrainingState(
+                self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
+            )
+            self._devices = self.state.accelerators()
+            self.kinds = {"cpu", *(device.type for device in self._devices)}
+            self._generators = get_generators(self._devices)  # As of the last step, for its checkpoint.
+            self.random = Randomness(settings.same_rng, self._devices)
+            if self.guard is not None:
+                self.gradients.judge_first()
+            self.agreement = Agreement(self.state, self.gradients, session.name, settings.on_divergence)
+            self.checkpointing = checkpointing_of(checkpoints, session)
+            every = 0 if checkpoints is None else checkpoints.every
+            self._nan = NanWatch(self.model, self.guard, every, session.say)
+            saved = self.checkpointing if session.settings.may_found else None
+            if saved is not None and saved.resume(self._load):
+                self._run = secrets.token_hex(8)
+                self.random.begins(self.round)
+            self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
             self.rules = ScriptRules(
                 self.model, self.optimizer, self.lr_scheduler, self.gradients, session.say, on_step, on_schedule,
             )  # fmt: skip
-        except ConfigError:
-            self.gradients.detach()
-            raise
+            refused.pop_all()
 
     def _terms(self, compression: object) -> dict[str, str]:
         """What all members must have set alike."""

@@ -476,6 +476,16 @@ def test_a_sparse_gradient_is_refused_with_the_name_of_its_parameter(start):
         trainer.update()
 
 
+def test_a_trainer_that_is_refused_leaves_nothing_at_the_model(tmp_path):
+    (tmp_path / "step-1").touch()
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for settings in ({"extra_state": [1]}, {"checkpoints": Checkpoints(tmp_path / "step-1")}):
+        with pytest.raises(ConfigError):
+            Trainer(model, optimizer, **settings)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
 def test_a_model_without_an_optimizer_is_refused():
     with pytest.raises(ConfigError, match="expected a model and an optimizer, or neither"):
         Trainer(make_model())
