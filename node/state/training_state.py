@@ -25,10 +25,10 @@ from .flat_state import (
     Arrival,
     Capture,
     Entry,
+    FrozenTensor,
     Manifest,
     Row,
     Snapshot,
-    Still,
     as_bytes,
     dtype_name,
     gather,
@@ -88,7 +88,7 @@ class TrainingState:
                 )
         self._check_optimizer()
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-        self._still: dict[str, Still] = {}
+        self._in_place: dict[str, FrozenTensor] = {}
         self.parted: Collection[nn.Parameter] = ()  # Kept by some members only: not sent to joiners.
         # Has the script changed what only optimizer.step() should? Then all is copied at the step boundary.
         self._at_once = False
@@ -220,8 +220,8 @@ class TrainingState:
 
     def watch(self) -> None:
         """From now on send frozen parameters from where they lie, each as long as its hashes show no change."""
-        self._still = {
-            name: Still(name, parameter)
+        self._in_place = {
+            name: FrozenTensor(name, parameter)
             for name, parameter in self._frozen.items()
             if parameter.device.type == "cpu"
             and parameter.is_contiguous()
@@ -251,22 +251,22 @@ class TrainingState:
         table = TensorTable()
         without = self.parted if for_joiner else ()
         sections, only_stepped, alike = self._sections(table, canonical=False, without=without)
-        if any(still.changed for still in self._still.values()):
-            self._still = {}  # If the script changes one frozen parameter, it likely changes them all.
+        if any(each.changed for each in self._in_place.values()):
+            self._in_place = {}  # If the script changes one frozen parameter, it likely changes them all.
         sections["rng"] = plain.encode(get_generators(self.accelerators()), "rng")
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(row_of, table.names, table.tensors)
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
         sizes = [entry.stop - entry.start for entry in manifest.entries]
         wanted = range(len(sizes)) if only is None else sorted(only(manifest.entries, alike))
-        parts: dict[int, np.ndarray | Still] = {}
+        parts: dict[int, np.ndarray | FrozenTensor] = {}
         late, now = list[int](), list[int]()
         for index in wanted:
             name = table.names[index]
             if not sizes[index]:
                 continue
-            if still := self._standing_still(name):
-                parts[manifest.entries[index].start] = still
+            if frozen := self._sent_in_place(name):
+                parts[manifest.entries[index].start] = frozen
             elif index < only_stepped and name not in self._frozen and not self._at_once:
                 tensor = table.tensors[index]
                 if held and sizes[index] >= HELD_BYTES and tensor.device.type == "cpu":
@@ -293,10 +293,10 @@ class TrainingState:
     def _copy_at_once(self) -> None:
         self._at_once = True
 
-    def _standing_still(self, name: str) -> Still | None:
-        """The parameter of that name, if it is frozen, and no other has been put in its place."""
-        still = self._still.get(name)
-        return still if still is not None and still.address == self._frozen[name].data_ptr() else None
+    def _sent_in_place(self, name: str) -> FrozenTensor | None:
+        """The parameter of that name, if it is frozen, and has not been given other memory."""
+        frozen = self._in_place.get(name)
+        return frozen if frozen is not None and frozen.address == self._frozen[name].data_ptr() else None
 
     @torch.no_grad()
     def load(self, arrival: Arrival, without: Collection[nn.Parameter] = ()) -> dict[Any, Any]:
