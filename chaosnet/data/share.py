@@ -167,7 +167,7 @@ class DataShare:
         """Epochs that the cluster has completed."""
         return self.cursor.epoch if self.cursor else 0
 
-    def begin(self, length: int, size: int, rules: DealRules = USUAL) -> EpochOrder:
+    def begin(self, length: int, size: int, rules: DealRules = USUAL) -> None:
         """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
         if self.cursor is None:
             self.rules = rules
@@ -185,13 +185,16 @@ class DataShare:
                 "set for a whole run: on all nodes, in all of a script's loops over batches, and after a checkpoint)"
             )
         self.length, self.size, self.rules = length, size, rules
-        return self.order()
 
+    @property
     def order(self) -> EpochOrder:
         """The order of samples in the cluster's epochs."""
         assert self.cursor is not None
         # The seed is of the run's beginning, whatever `seed` is now.
-        return EpochOrder(self.cursor.length, self.cursor.seed, self.cursor.in_order)
+        settings = self.cursor.length, self.cursor.seed, self.cursor.in_order
+        if self._order is None or (self._order.length, self._order.seed, self._order.in_order) != settings:
+            self._order = EpochOrder(*settings)
+        return self._order
 
     def take(self) -> list[Range]:
         """Take this node's samples for the step under way."""
@@ -209,7 +212,8 @@ class DataShare:
         A guess: whoever joins, leaves or dies changes what is dealt afterwards.
         """
         assert self.cursor is not None
-        order = self.order()
+        # Its own order, as the epoch is another one.
+        order = EpochOrder(self.cursor.length, self.cursor.seed, self.cursor.in_order)
         for epoch, dealt in self.cursor.ahead(self.deal):
             if epoch >= target:
                 return
@@ -263,12 +267,12 @@ class DataShare:
                 f"batches: {len(cursor.aside)} of {cursor.length} samples are set aside, as scripts ended with an "
                 "error over them: nothing is left to train on"
             )
-        cursor.set_aside(self._ordered(cursor).positions(cursor.epoch, cursor.aside))
+        cursor.set_aside(self.order.positions(cursor.epoch, cursor.aside))
 
     def indices(self, where: Iterable[int]) -> list[int]:
         """Indices in the data set of these positions of the present epoch."""
         assert self.cursor is not None
-        return self._ordered(self.cursor).indices(self.cursor.epoch, [(each, each + 1) for each in where])
+        return self.order.indices(self.cursor.epoch, [(each, each + 1) for each in where])
 
     def left_out(self) -> dict[str, int]:
         """How many samples nobody has trained on, by reason, without zeros."""
@@ -298,11 +302,6 @@ class DataShare:
         if self.cursor is None:
             self.cursor = DataCursor(length, self.seed, **self.rules._asdict())
         return self.cursor
-
-    def _ordered(self, cursor: DataCursor) -> EpochOrder:
-        if self._order is None or self._order.length != cursor.length:
-            self._order = self.order()
-        return self._order
 
 
 def fetch(
@@ -358,16 +357,16 @@ def parts(mine: Sequence[Range], accumulate: int, least: int) -> list[list[Range
     return list(split(mine, accumulate, least)) if accumulate > 1 else [list(mine)] if mine else []
 
 
-def split(ranges: Sequence[Range], parts: int, least: int = 1) -> Iterator[list[Range]]:
-    """Cut ranges into at most `parts` lists of nearly equal size, in order; none has fewer than `least`."""
+def split(ranges: Sequence[Range], count: int, least: int = 1) -> Iterator[list[Range]]:
+    """Cut ranges into at most `count` lists of nearly equal size, in order; none has fewer than `least`."""
     every = list(positions(ranges))
-    parts = max(1, min(parts, len(every) // least))
+    count = max(1, min(count, len(every) // least))
     if least > 1:
-        bounds = [len(every) * part // parts for part in range(parts + 1)] if every else []
+        bounds = [len(every) * part // count for part in range(count + 1)] if every else []
         for start, stop in itertools.pairwise(bounds):
             yield [(position, position + 1) for position in every[start:stop]]
         return
-    size = -(-len(every) // parts) if every else 0
+    size = -(-len(every) // count) if every else 0
     for start in range(0, len(every), max(size, 1)):
         yield [(position, position + 1) for position in every[start : start + size]]
 
