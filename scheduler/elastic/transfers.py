@@ -137,7 +137,9 @@ def _needs(
     state_bytes: Sequence[float],
     elsewhere: Mapping[str, Collection[int]],
 ) -> list[_Need]:
-    sources = _sources(held, elsewhere)
+    sources = _holders(elsewhere) | _holders(
+        held
+    )  # Whoever is elsewhere is asked only if no survivor holds it.
     sizes = [round(stop - start) for start, stop in pairwise(state_bytes)]
     needs = []
     for destination in sorted(wanted):
@@ -166,20 +168,13 @@ def _sources_of(
     return sources[layer]
 
 
-def _sources(
-    held: Mapping[str, range], elsewhere: Mapping[str, Collection[int]]
-) -> dict[int, tuple[str, ...]]:
-    """By layer, the survivors that hold it, or else who has it elsewhere."""
-    alive: defaultdict[int, list[str]] = defaultdict(list)
-    for worker in sorted(held):
-        for layer in held[worker]:
-            alive[layer].append(worker)
-    others: defaultdict[int, list[str]] = defaultdict(list)
-    for name in sorted(elsewhere):
-        for layer in elsewhere[name]:
-            others[layer].append(name)
-    same = {tuple(names): tuple(names) for names in [*others.values(), *alive.values()]}
-    return {layer: same[tuple(names)] for layer, names in (others | alive).items()}
+def _holders(held: Mapping[str, Collection[int]]) -> dict[int, tuple[str, ...]]:
+    """By layer, who holds it."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name in sorted(held):
+        for layer in held[name]:
+            names[layer].append(name)
+    return {layer: tuple(holders) for layer, holders in names.items()}
 
 
 # --- from whom ---
