@@ -101,9 +101,9 @@ class TrainingEngine:
 
     def _load_state(self, arrival: Arrival, without: Collection[nn.Parameter] = ()) -> dict[Any, Any]:
         """Become the state in `arrival`, and go on from where it is. Arguments and result: of TrainingState.load."""
-        before = self.agreement.fixed_settings()
+        before = self.agreement.settings.fixed()
         runtime = self.state.load(arrival, without)
-        replaced = self.agreement.replaced_settings(before)
+        replaced = self.agreement.settings.replaced(before)
         if replaced and self._loaded is None:  # Later loads replace what an earlier one has brought.
             self.session.say(replaced)
         self.agreement.forget()

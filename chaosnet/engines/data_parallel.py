@@ -294,7 +294,7 @@ class DataParallel(TrainingEngine):
             self.checkpointing.contribute(metrics)
         digests: Sides = {}
         accounts: Sides = {}
-        if weight > 0 and not self._told_of_setting and (said := self.agreement.set_by_script()):
+        if weight > 0 and not self._told_of_setting and (said := self.agreement.settings.set_by_script()):
             self._told_of_setting = True
             self.session.say(said)
         if self.gradients.alone:  # Nobody compares.
@@ -381,7 +381,7 @@ class DataParallel(TrainingEngine):
         with self.rules.our_step():
             self.schedule.progressed(self.share.epoch, self.samples, evaluated)
         if not self.evaluation.size:
-            self.agreement.settle()
+            self.agreement.settings.settle()
         self._judge(outcome)
         self._capture(outcome, applied)
 
