@@ -61,6 +61,25 @@ class TrainingEngine:
             layer_bytes=self.state.layer_bytes(),
         )
 
+    def founded(self) -> None:
+        """See `Engine`."""
+        self.state.watch()
+        if self._loaded is not None:
+            self.loaded()
+
+    def load(self, arrival: Arrival) -> None:
+        """See `Engine`."""
+        self._load(arrival)
+        self.state.watch()  # It reads all of it, so before the others wait for this node.
+
+    def loaded(self) -> None:
+        """See `Engine`."""
+        raise NotImplementedError
+
+    def _load(self, arrival: Arrival) -> None:
+        """Load the state of others, or of a checkpoint."""
+        raise NotImplementedError
+
     def places(self) -> dict[str, torch.Tensor]:
         """See `Engine`."""
         return self.state.places()

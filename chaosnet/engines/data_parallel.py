@@ -139,17 +139,10 @@ class DataParallel(TrainingEngine):
     def store(self) -> Gradients:
         return self.gradients
 
-    def founded(self) -> None:
-        """See `Engine`."""
-        self.state.watch()
-        if self._loaded is not None:
-            self.loaded()
-
     def load(self, arrival: Arrival) -> None:
         """See `Engine`."""
-        self._load(arrival)
+        super().load(arrival)
         self.random.joined(self._run, self.session.name, self.round)
-        self.state.watch()  # It reads all of it, so before the others wait for this node.
 
     def loaded(self) -> None:
         """See `Engine`."""

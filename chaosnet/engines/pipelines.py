@@ -163,18 +163,11 @@ class Pipelines(TrainingEngine):
 
     def founded(self) -> None:
         """See `Engine`."""
-        self.state.watch()
         if self.keeping is not None:
             self.keeping.begin_anew([self.session.name])
         # Whoever wanted to train when a checkpoint was written is not here.
         self._begun, self._goal = False, 0
-        if self._loaded is not None:
-            self.loaded()
-
-    def load(self, arrival: Arrival) -> None:
-        """See `Engine`."""
-        self._load(arrival)
-        self.state.watch()
+        super().founded()
 
     def loaded(self) -> None:
         """See `Engine`."""
