@@ -130,9 +130,8 @@ def load(path: Path) -> Scenario:
         trace = path.parent / scenario.failures.trace
         failing = msgspec.structs.replace(scenario.failures, trace=str(trace))
         scenario = msgspec.structs.replace(scenario, failures=failing)
-        events_of(
-            scenario, seed=0
-        )  # Or a trace that cannot be read, or of another cluster, is told by a process.
+        # Else a trace that cannot be read, or of another cluster, is told by a process.
+        events_of(scenario, seed=0)
     return scenario
 
 

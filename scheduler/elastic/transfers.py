@@ -137,9 +137,7 @@ def _needs(
     state_bytes: Sequence[float],
     elsewhere: Mapping[str, Collection[int]],
 ) -> list[_Need]:
-    sources = _holders(elsewhere) | _holders(
-        held
-    )  # Whoever is elsewhere is asked only if no survivor holds it.
+    sources = _holders(elsewhere) | _holders(held)  # Survivors, if one has a layer.
     sizes = [round(stop - start) for start, stop in pairwise(state_bytes)]
     needs = []
     for destination in sorted(wanted):
