@@ -152,6 +152,17 @@ def test_a_value_given_several_times_is_averaged_by_weight(start, data):
     assert trainer.metrics["accuracy"] == 0.75
 
 
+def test_what_has_no_weight_does_not_count_even_if_it_is_no_number(start, data):
+    """As the mean over a batch of which nothing was left."""
+    trainer = start()
+    batch = next(trainer.batches(data, batch_size=8))
+    loss_of(trainer.model, batch).backward()
+    trainer.mean(0.5, "accuracy", weight=2)
+    trainer.mean(float("nan"), "accuracy", weight=0)
+    trainer.update()
+    assert trainer.metrics["accuracy"] == 0.5
+
+
 def test_the_state_hash_changes_with_every_update(start, data):
     trainer = start()
     hashes = {trainer.state_hash()}
