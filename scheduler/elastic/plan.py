@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import networkx as nx
@@ -89,10 +89,7 @@ class Pipeline(NamedTuple):
 
 def cuts_of(sizes: Iterable[int]) -> tuple[int, ...]:
     """Layers of each stage: (2, 2, 3) gives (0, 2, 4, 7)."""
-    cuts = [0]
-    for size in sizes:
-        cuts.append(cuts[-1] + size)
-    return tuple(cuts)
+    return tuple(accumulate(sizes, initial=0))
 
 
 def even(total: int, parts: int) -> tuple[int, ...]:
