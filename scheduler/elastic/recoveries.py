@@ -284,11 +284,13 @@ class Recoveries:
         return range(1, max(1, min(MOST_STAGES, len(self.profile.layers), workers)) + 1)
 
     def _times(self, state: State) -> PipelineTimes:
-        memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
-        key = state.samples, memory_bytes
+        key = state.samples, self._least_memory_bytes(state)
         if key not in self._times_by:
             self._times_by[key] = PipelineTimes(self.profile, *key)
         return self._times_by[key]
+
+    def _least_memory_bytes(self, state: State) -> float:
+        return min(self.cluster.workers[worker].memory_bytes for worker in state.held)
 
     def best_cuts(self, state: State) -> tuple[list[Cuts], tuple[int, ...]]:
         """Cuts and micro-batches of each pipeline of the layout whose slowest is fastest, as it would be executed.
@@ -297,7 +299,7 @@ class Recoveries:
         Raises: PlanInfeasible that says which constraint no layout satisfies.
         """
         known = Counter(each.cuts for each in state.pipelines)
-        memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
+        memory_bytes = self._least_memory_bytes(state)
 
         def rank(layout: Layout) -> tuple[float, int]:
             computed_s = max(self._group_s(group, state.samples, memory_bytes) for group in layout.groups)

@@ -32,6 +32,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from ...protocols.errors import PlanInfeasible
 from .cluster import Cluster, Worker, seconds
+from .sync_rounds import holders_by_layer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -137,7 +138,7 @@ def _needs(
     state_bytes: Sequence[float],
     elsewhere: Mapping[str, Collection[int]],
 ) -> list[_Need]:
-    sources = _holders(elsewhere) | _holders(held)  # Survivors, if one has a layer.
+    sources = holders_by_layer(elsewhere) | holders_by_layer(held)  # Survivors, if one has a layer.
     sizes = [round(stop - start) for start, stop in pairwise(state_bytes)]
     needs = []
     for destination in sorted(wanted):
@@ -164,15 +165,6 @@ def _sources_of(
             f"layer {layer}: no survivor holds it, but {destination} needs it (expected in `elsewhere`)"
         )
     return sources[layer]
-
-
-def _holders(held: Mapping[str, Collection[int]]) -> dict[int, tuple[str, ...]]:
-    """By layer, who holds it."""
-    names: defaultdict[int, list[str]] = defaultdict(list)
-    for name in sorted(held):
-        for layer in held[name]:
-            names[layer].append(name)
-    return {layer: tuple(holders) for layer, holders in names.items()}
 
 
 # --- from whom ---
