@@ -20,7 +20,7 @@ from torch import nn
 
 from ..settings.options import Amount, Whole
 from ..terminal.outputs import json_option, write_json
-from .processes import Pipe, Workers
+from .processes import Pipe, Workers, own_address
 
 LAYERS, BATCH = 4, 32
 
@@ -67,7 +67,7 @@ def _worker(pipe: Pipe, name: str, join: str, megabytes: float, steps: int, pair
     agreement.window.read = timed(read, None, in_window)  # type: ignore[method-assign]
     agreement.judge = timed(judge, None)  # type: ignore[method-assign]
     rules.check = timed(check, None)  # type: ignore[method-assign]
-    pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
+    pipe.send(own_address(trainer) if not join else "in")
     wanted, blocks, start_s = False, list[float](), 0.0
     done = None
     while done is None or trainer.engine.round < done:

@@ -23,7 +23,7 @@ from ..settings.options import Amount, Folder, OneOf, Several, Whole
 from . import chaos_options as options
 from .chaos_tasks import FILES, VISION_MODELS, judge, load, make, pretrained
 from .figures import legend_below, publish, table
-from .processes import Pipe, Workers
+from .processes import Pipe, Workers, own_address
 
 NEAR_EPOCHS = 3
 """After a change, in which a fall would be its doing."""
@@ -66,7 +66,7 @@ def _learn(pipe: Pipe, what: Learning, index: int, first: int, verdicts: bool) -
     cluster = Cluster(join=join, name=f"node{index}", new=not join)
     trainer = Trainer(model, optimizer, cluster=cluster, quiet=True, seed=what.seed)
     began = trainer.step
-    pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
+    pipe.send(own_address(trainer) if not join else "in")
     while trainer.step == 0 and len(trainer.status().members) < first:
         trainer.update(samples=0)
         time.sleep(WAIT_S)

@@ -43,7 +43,7 @@ class StopFree:
     on_disk: bool = False
 
     def scale_out(self, on: Stage) -> ScaleOutTimes:
-        """As of System."""
+        """As of ScaleOutSystem."""
         return on.join(self.pull, self.barrier)
 
 
@@ -54,7 +54,7 @@ class StopResume:
     on_disk: bool = True
 
     def scale_out(self, on: Stage) -> ScaleOutTimes:
-        """As of System. From the word to stop until all nodes, the new one too, can train again."""
+        """As of ScaleOutSystem. From the word to stop until all nodes, the new one too, can train again."""
         on.warm_up()
         file = on.folder / "checkpoint.pt"
         began_s = time.monotonic()

@@ -169,9 +169,8 @@ def save(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, base: t
     torch.save(state, file)
     with file.open("rb+") as written:
         os.fsync(written.fileno())
-        os.posix_fadvise(
-            written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
-        )  # So that it is read from there, too.
+        # So that it is read from there, too.
+        os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _say(what: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from ..node.devices import wait_for_device
 from ..settings.options import Whole
 from ..terminal.outputs import json_option, write_json
 from .accelerators import accelerator_option, device_for
-from .processes import Pipe, Workers
+from .processes import Pipe, Workers, own_address
 
 BATCH = 64
 LAYERS = 4
@@ -54,7 +54,7 @@ def _worker(
     x, y = torch.randn(BATCH, width, device=device), torch.randn(BATCH, width, device=device)
     cluster, checkpoints = Cluster(join=join, name=name), Checkpoints(folder, every=2 * steps, copies=copies)
     trainer = Trainer(model, optimizer, cluster=cluster, checkpoints=checkpoints, quiet=True)
-    pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
+    pipe.send(own_address(trainer) if not join else "in")
     start, wanted = None, False
     at_s: dict[int, float] = {}
     while start is None or (trainer.step <= start + 2 * steps * pairs if not join else not pipe.poll()):

@@ -45,15 +45,11 @@ def publish(found: Found, json_file: Path | None, plot_file: Path | None, draw: 
 
 def picture(found: Found, plot_file: Path, draw: Draw) -> None:
     """A PNG, without a screen."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=(10, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5), layout="constrained")
     draw(figure, found)
     figure.savefig(plot_file, dpi=110)
-    pyplot.close(figure)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

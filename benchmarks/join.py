@@ -34,7 +34,7 @@ from ..settings.options import Whole
 from ..terminal.outputs import json_option, write_json
 from ..trials.demo_report import join_bound_s
 from .accelerators import accelerator_option, device_for
-from .processes import Pipe, Workers
+from .processes import Pipe, Workers, own_address
 
 WARM_UP_S = 2.0
 AFTER_S = 0.5
@@ -94,7 +94,7 @@ def _worker(
     cluster = Cluster(join=join, name=name, neighbors=neighbors, blocking=blocking)
     trainer = Trainer(model, optimizer, cluster=cluster, quiet=True)
     member_s = time.monotonic()
-    pipe.send(trainer.status().members[-1].addresses[0] if not join else "in")
+    pipe.send(own_address(trainer) if not join else "in")
     times: list[float] = []
     peaks: list[int] = []
     while not pipe.poll():

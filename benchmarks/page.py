@@ -30,22 +30,10 @@ PAUSE_S = 0.05
 
 def _node(pipe: Pipe, name: str, join: str, serves: bool) -> None:
     """A member that trains until it is told "stop"."""
-    import os
-
-    import torch
-    from torch import nn
-
     from chaosnet.settings.groups import Cluster
-    from chaosnet.trainer import Trainer
 
-    torch.set_num_threads(1)
-    model = nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
     cluster = Cluster(join=join, name=name, insecure=True)
-    trainer = Trainer(model, optimizer, cluster=cluster, quiet=True, dashboard=0 if serves else None)
-    (mine,) = (row for row in trainer.status().members if row.node == name)
-    pipe.send((mine.addresses[0], mine.page, os.getpid()))
-    train_until_stopped(pipe, trainer, model, PAUSE_S)
+    train_until_stopped(pipe, cluster, PAUSE_S, dashboard=0 if serves else None)
 
 
 @contextlib.contextmanager

@@ -114,10 +114,27 @@ def _end_with(parent: int) -> None:
 # --- workers that train until they are told to stop ---
 
 
-def train_until_stopped(pipe: Pipe, trainer: Any, model: Any, pause_s: float) -> None:
-    """Steps of a small model of 64 inputs, mostly asleep. Told anything but "stop": say the step and the time."""
+def own_address(trainer: Any) -> str:
+    """Where others reach this node, which has just become a member."""
+    address: str = trainer.status().members[-1].addresses[0]
+    return address
+
+
+def train_until_stopped(pipe: Pipe, cluster: Any, pause_s: float, dashboard: int | None = None) -> None:
+    """Become a member, and say address, page and process; then steps of a small model, mostly asleep.
+
+    Told anything but "stop": say the step and the time.
+    """
     import torch
 
+    from ..trainer import Trainer
+
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    trainer = Trainer(model, optimizer, cluster=cluster, quiet=True, dashboard=dashboard)
+    (mine,) = (row for row in trainer.status().members if row.node == cluster.name)
+    pipe.send((mine.addresses[0], mine.page, os.getpid()))
     while True:
         loss = model(torch.randn(8, 64)).square().mean()
         loss.backward()

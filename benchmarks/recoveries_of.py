@@ -12,8 +12,8 @@ from ..scheduler.elastic.state import State
 
 
 def began(
-    profile: Profile, stages: int, pipelines: int, micro_batches: int, samples: int = 1, memory_gib: float =
-    float("inf"),
+    profile: Profile, stages: int, pipelines: int, micro_batches: int, samples: int = 1,
+    memory_gib: float = float("inf"),
 ) -> tuple[Recoveries, State]:  # fmt: skip
     """Pipelines alike on workers p0s0, p0s1...; and what proposes recoveries, of all families."""
     names = [[f"p{i}s{s}" for s in range(stages)] for i in range(pipelines)]

@@ -141,19 +141,10 @@ def used_invite(address: str, keys: KeyPair) -> KeyPair:
 
 def _node(pipe: Pipe, name: str, join: str, key: str, allowed: str) -> None:
     """A member that trains until it is told "stop"."""
-    import torch
-    from torch import nn
-
     from chaosnet.settings.groups import Cluster
-    from chaosnet.trainer import Trainer
 
-    torch.set_num_threads(1)
-    model = nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
     cluster = Cluster(join=join, name=name, key=key, allowed_keys=allowed)
-    trainer = Trainer(model, optimizer, cluster=cluster, quiet=True)
-    pipe.send(trainer.status().members[-1].addresses[0])
-    train_until_stopped(pipe, trainer, model, PAUSE_S)
+    train_until_stopped(pipe, cluster, PAUSE_S)
 
 
 def _attacker(pipe: Pipe, rate: float, seconds: float) -> None:
@@ -181,7 +172,7 @@ class _Training:
         for name in self.names:
             join = ",".join(self.addresses[:1])
             workers.start(name, _node, name, join, str(folder / name), str(folder / "allowed"))
-            self.addresses.append(workers.receive(name))
+            self.addresses.append(workers.receive(name)[0])
         self.keys = pairs[self.names[0]]
         self.used = used_invite(self.addresses[0], self.keys)
         workers.start("attacker", _attacker, rate, seconds)

@@ -22,7 +22,6 @@ from .page.of_node import NodePage
 from .protocols.errors import ConfigError, NodeExpelled
 from .protocols.messages import FASTEST
 from .script import endings, exit_event
-from .script.engines import OfPipelines
 from .script.means import ClusterMean
 from .script.member import ScriptMember
 from .script.pipeline_steps import PipelineSteps
@@ -110,16 +109,16 @@ class PipelineTrainer(ScriptMember):
         )
         remembered = Remembered(self.name, self.settings.listen, teller.say)
         _check_whole(stages=stages, first_members=first_members)
-        told = PipelineSettings(
+        settings = PipelineSettings(
             loss, batch, micro_batch, stages, layout, exact, SETTINGS["max_grad_norm"].of(max_grad_norm), seed,
             lr_scheduler_every, keepers, first_members, callbacks, validation,
         )  # fmt: skip
         self.session = Session(self.settings, hooks(teller, remembered, self._on_ended))
         _check_keepers(keepers, to_disk := checkpoint_settings(checkpoints))
-        self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, told, to_disk)
+        self.engine = Pipelines(self.session, model, optimizer, lr_scheduler, settings, to_disk)
         self.model = self.engine.model
         page = NodePage(SETTINGS["dashboard"].of(dashboard))
-        self._node = ScriptNode(self.session, OfPipelines(self.engine), remembered, page, teller)
+        self._node = ScriptNode(self.session, self.engine, remembered, page, teller)
         self._steps = PipelineSteps(self.session, self.engine, self._node, teller.say)
         self._evaluation = EvaluationLoop(self.session, self.engine, self._steps)
         with page.unless_opened():

@@ -106,8 +106,8 @@ def _once_s(layer: nn.Module, x: torch.Tensor) -> tuple[float, float]:
 
 
 def _kept_bytes(layer: nn.Module, x: torch.Tensor) -> int:
-    """What autograd keeps from forward to backward, parameters and views of one tensor counted once."""
-    own = {each.untyped_storage().data_ptr() for each in layer.parameters()}
+    """Bytes that autograd keeps for the backward, but for parameters and buffers; views of a tensor count once."""
+    own = {each.untyped_storage().data_ptr() for each in (*layer.parameters(), *layer.buffers())}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

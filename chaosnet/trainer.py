@@ -19,7 +19,6 @@ from .node.session import Hooks, Session
 from .page.of_node import NodePage
 from .protocols.errors import ConfigError
 from .script import endings, exit_event
-from .script.engines import OfDataParallel
 from .script.means import ClusterMean, Means
 from .script.process import ScriptNode, hooks
 from .script.rules import UPDATE
@@ -111,18 +110,18 @@ class Trainer(RunFacts):
         self.settings, self._checkpoints = node_settings(cluster), checkpoint_settings(checkpoints)
         if callable(after_step):
             given["after_step"] = given_trainer(after_step, self)
-        self._told = step_settings(**given)
+        self._step_settings = step_settings(**given)
         self.name = self.settings.name
-        exit_event.speak(self._told.log_format, self.name)
+        exit_event.speak(self._step_settings.log_format, self.name)
         self._teller = Teller(
-            self._told.quiet,
-            self._told.callbacks or Callbacks(),
+            self._step_settings.quiet,
+            self._step_settings.callbacks or Callbacks(),
             self.name,
-            self._told.log_format,
-            self._told.summary,
+            self._step_settings.log_format,
+            self._step_settings.summary,
         )
         self._members = Remembered(self.name, self.settings.listen, self._teller.say)
-        self._share, self._means = DataShare(self.name, self._told.seed), Means(self._teller.say)
+        self._share, self._means = DataShare(self.name, self._step_settings.seed), Means(self._teller.say)
         self._page_at = SETTINGS["dashboard"].of(dashboard)
         self._run = None
         if model is not None and optimizer is not None:
@@ -144,19 +143,18 @@ class Trainer(RunFacts):
         endings.check_alone()
         session = self.make_session(hooks(self._teller, self._members, self._on_ended))
         engine = DataParallel(
-            session, model, optimizer, lr_scheduler, extra_state, self._told, self._checkpoints, self._share,
+            session, model, optimizer, lr_scheduler, extra_state, self._step_settings, self._checkpoints, self._share,
             self._means, self._on_optimizer_step, self._on_scheduler_step,
         )  # fmt: skip
         self.model, self.optimizer, self.lr_scheduler = engine.model, engine.optimizer, engine.lr_scheduler
-        script_engine = OfDataParallel(engine)
         try:
             page = NodePage(self._page_at)
-            node = ScriptNode(session, script_engine, self._members, page, self._teller)
+            node = ScriptNode(session, engine, self._members, page, self._teller)
             with page.unless_opened():
                 session.open(engine, guarded=engine.guard is not None)
         except BaseException:  # If it cannot listen, the script may go on alone, or try again.
-            script_engine.let_go()
-            script_engine.detach()
+            engine.let_go()
+            engine.detach()
             raise
         steps = ScriptSteps(session, engine, node)
         self._run = Run(session, engine, node, steps, Batches(session, engine, steps))
@@ -167,10 +165,10 @@ class Trainer(RunFacts):
         return Session(self.settings, hooks)
 
     def _on_optimizer_step(self, name: str | None, overflow: bool) -> None:
-        self._attached().steps.by_optimizer(name, overflow)
+        self._attached().steps.on_optimizer_step(name, overflow)
 
     def _on_scheduler_step(self, name: str, arguments: tuple[Any, ...]) -> None:
-        self._attached().steps.by_scheduler(name, arguments)
+        self._attached().steps.on_scheduler_step(name, arguments)
 
     def _on_ended(self, ended: Ended) -> None:
         self._attached().node.ended(ended)
@@ -188,7 +186,7 @@ class Trainer(RunFacts):
         Raises: NodeExpelled if the cluster went on without this node and does not take it back (or with
             rejoin=False); ConfigError for a gradient that cannot be averaged.
         """
-        self._attached().steps.by(UPDATE, samples, name)
+        self._attached().steps.requested(UPDATE, samples, name)
 
     def check_state_replication(self) -> bool:
         """Serve a joining node, if this one was chosen to (Chaos, Sec. V-B).

@@ -18,7 +18,7 @@ from uuid import uuid4
 from . import commands
 from .backend import Kind, TestbedError, check_name
 from .commands import Command, in_process
-from .netns import has_netem, in_force, run, run_all
+from .netns import check_netem, in_force, run, run_all
 from .topology import Link, LinkSpec, Topology
 
 PORT = 5555
@@ -64,10 +64,7 @@ class Docker:
     def check(self, topology: Topology) -> None:
         """Root, tools, an engine, and containers that run and share networks as `topology` says."""
         _check_tools()
-        if commands.needs_netem(topology.links.values()) and not has_netem():
-            raise TestbedError(
-                "this kernel has no netem, so links can have a rate but no delay, jitter or loss; set them to 0"
-            )
+        check_netem(topology.links.values())
         found = containers_of(self.name)
         missing = [node for node in topology.nodes if node not in found or not found[node].pid]
         if missing:
@@ -88,7 +85,7 @@ class Docker:
     def change(self, links: Mapping[Link, LinkSpec]) -> None:
         """One `tc` process a container. A node that has gone meanwhile has no end to change."""
         if not self.netem and commands.needs_netem(links.values()):
-            self.check(Topology(links))
+            check_netem(links.values())
             self.netem = True
         for link, spec in links.items():
             self.topology.set_spec(link, spec)

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,11 +47,7 @@ class Netns:
                 raise TestbedError(f"{tool} is not on PATH (package {package}); or {ALTERNATIVE}")
         if os.geteuid() != 0:
             raise TestbedError(f"network namespaces need root; or {ALTERNATIVE}")
-        if commands.needs_netem(topology.links.values()) and not has_netem():
-            raise TestbedError(
-                "this kernel has no netem, so links can have a rate but no delay, jitter or loss; "
-                f"set them to 0, or {ALTERNATIVE}"
-            )
+        check_netem(topology.links.values(), f", or {ALTERNATIVE}")
 
     def up(self, topology: Topology) -> None:
         """Make all namespaces and links."""
@@ -67,8 +63,7 @@ class Netns:
     def change(self, links: Mapping[Link, LinkSpec]) -> None:
         """One `tc` process for all links, so that a hundred change within milliseconds."""
         if not self.netem and commands.needs_netem(links.values()):
-            if not has_netem():
-                self.check(Topology(links))
+            check_netem(links.values(), f", or {ALTERNATIVE}")
             self.netem = True
         there = {link: spec for link, spec in links.items() if link not in self.cuts}
         run_all(commands.shape(self.name, there, self.netem))
@@ -215,6 +210,15 @@ def has_netem() -> bool:
     finally:
         run(("ip", "netns", "delete", space))
     return True
+
+
+def check_netem(specs: Iterable[LinkSpec], alternative: str = "") -> None:
+    """Raises: TestbedError if a link needs netem, and this kernel has none. `alternative`: how it goes on."""
+    if commands.needs_netem(specs) and not has_netem():
+        raise TestbedError(
+            "this kernel has no netem, so links can have a rate but no delay, jitter or loss; set them to 0"
+            + alternative
+        )
 
 
 def run_all(wanted: list[Command]) -> None:

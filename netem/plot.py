@@ -13,12 +13,10 @@ MAX_WIDTH = 6.0  # Of the fastest link, in points.
 
 def draw(topology: Topology, picture: Path) -> None:
     """Write a picture: nodes in a circle, edges as wide as their rates, labelled with rate and delay."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 7), layout="constrained")
+    figure = Figure(figsize=(7, 7), layout="constrained")
+    axes = figure.subplots()
     places = nx.circular_layout(topology.graph)
     fastest = max(spec.rate_mbit for spec in topology.links.values())
     widths = [max(0.6, MAX_WIDTH * spec.rate_mbit / fastest) for spec in topology.links.values()]
@@ -38,4 +36,3 @@ def draw(topology: Topology, picture: Path) -> None:
     axes.set_axis_off()
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120)
-    pyplot.close(figure)

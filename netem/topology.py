@@ -9,16 +9,15 @@ import itertools
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import networkx as nx
 import yaml
 
-from ..protocols.plain_data import told
+from ..protocols.plain_data import converted
 from .backend import TestbedError
 
-T = TypeVar("T")
 Link = tuple[str, str]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,30}\Z")]
 MIN_RATE_MBIT = 0.001  # A slower bucket stands for a cut link.
@@ -63,7 +62,8 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise TestbedError(
                 f"{field!r} is no field of a link (expected {', '.join(self.__struct_fields__)})"
             )
-        return _convert({**msgspec.to_builtins(self), field: value}, LinkSpec, f"{field}={value:g}")
+        changed = {**msgspec.to_builtins(self), field: value}
+        return converted(changed, LinkSpec, f"{field}={value:g}", TestbedError)
 
 
 FAST = LinkSpec()
@@ -153,7 +153,7 @@ class Topology:
             plain = yaml.safe_load(text)
         except Exception as error:  # Also what it raises of numbers, dates and tags that cannot be.
             raise TestbedError(f"{where}: not YAML ({' '.join(str(error).split())})") from None
-        found = _convert(plain, _File, where)
+        found = converted(plain, _File, where, TestbedError)
         links: dict[Link, LinkSpec] = {}
         for row in found.links:
             fields = {name: getattr(row, name) for name in LinkSpec.__struct_fields__}
@@ -273,10 +273,3 @@ def read_text(path: Path) -> str:
         raise TestbedError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise TestbedError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start})") from None
-
-
-def _convert(plain: object, kind: type[T], where: str) -> T:
-    try:
-        return msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
-        raise TestbedError(f"{where}: {told(error, plain)}") from None

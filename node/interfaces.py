@@ -57,6 +57,9 @@ def _own(v6: bool) -> list[str]:
     return found
 
 
+# --- what psutil counts: it lets any error through that a missing or odd file of the kernel causes ---
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes since the machine was started."""
@@ -69,7 +72,7 @@ def traffic() -> Traffic:
     """The traffic of all interfaces but loopback; zero where it cannot be read."""
     try:
         by_name = psutil.net_io_counters(pernic=True)
-    except Exception:  # As below.
+    except Exception:
         by_name = {}
     counters = [each for name, each in by_name.items() if not name.startswith("lo")]
     return Traffic(sum(each.bytes_sent for each in counters), sum(each.bytes_recv for each in counters))
@@ -79,7 +82,7 @@ def used(process: psutil.Process) -> tuple[float, int]:
     """Since it was last asked: of one core, in percent; and bytes resident now. Zeros where they cannot be read."""
     try:
         return process.cpu_percent(), process.memory_info().rss
-    except Exception:  # As below; a process may have opened as many files as it is allowed to.
+    except Exception:  # Also where a process has opened as many files as it is allowed to.
         return 0.0, 0
 
 
@@ -87,6 +90,6 @@ def battery_pct() -> float:
     """How full this machine's battery is; -1 where there is none, or where it cannot be read."""
     try:
         battery = psutil.sensors_battery()
-    except Exception:  # psutil lets any error through that a missing or odd file of the kernel causes.
+    except Exception:
         return -1.0
     return float(battery.percent) if battery else -1.0

@@ -55,9 +55,7 @@ class Performer:
     Attributes:
         backlog_limit: Bytes of results that may wait at a joiner, see BACKLOG_SHARE.
         soon: Hands the agent an event, after the one under way.
-        soon: Hands the agent an event, after the one under way.
         status: See NodeLoop.
-        member: The training thread has been told that it is one; else what it is told waits there.
         member: Has the training thread been told that this node is a member? Before that, results wait there.
         backlog_bytes: The bytes of results that wait there.
     """

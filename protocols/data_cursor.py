@@ -9,6 +9,7 @@ again to one member a step, an eighth of them at a time and first of all that it
 strikes of two lives is condemned: it counts as consumed, and nobody trains on it. Who trains on one clears it.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -111,6 +112,20 @@ class DataCursor:
         dealt = _deal_out(sizes, iter(others))
         dealt[taster] = sorted([*tasted, *dealt[taster]])
         return dealt
+
+    def ahead(self, shares: Sequence[tuple[str, int]]) -> Iterator[tuple[int, dict[str, list[Range]]]]:
+        """The epoch, and what each member is dealt, step by step from this one on, if nothing happens.
+
+        Ends where nobody is dealt anything. `shares`: as of `deal`.
+        """
+        cursor = DataCursor.from_plain(self.to_plain())
+        while True:
+            dealt = cursor.deal(shares)
+            yield cursor.epoch, dealt
+            if not any(dealt.values()):
+                return
+            cursor.commit(itertools.chain(*dealt.values()))
+            cursor.end_if_left_over(_total(shares))
 
     def _limited(self, shares: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
         """In proportion to their batch sizes, if these are more together than the cluster is to take in a step."""

@@ -259,19 +259,19 @@ class Overlay:
         """Put a link where it belongs, as far as that does not depend on who is in the view."""
         said = self.news.get(each), self.news.get(each[::-1])  # By one end, and by the other.
         denied = any(news is not None and news.state is not LinkState.OPEN for news in said)
-        (self.denials.add if denied else self.denials.discard)(each)
+        _put(each, self.denials, denied)
         extra = not denied and each not in self.view.link_set and each[1] in self.told.get(each[0], ())
-        (self.extra.add if extra else self.extra.discard)(each)
+        _put(each, self.extra, extra)
 
     def _settle(self, each: Link) -> bool:
         """Take in news of a link. Returns: has it become live, or stopped being so?"""
-        was_live = each in self.found or (each in self.view.link_set and each not in self.lost)
+        was_live = self._is_live(each)
         self._sort(each)
         if not self.view.node_set.issuperset(each):
             return False
-        (self.lost.add if each in self.denials & self.view.link_set else self.lost.discard)(each)
-        (self.found.add if each in self.extra else self.found.discard)(each)
-        is_live = each in self.found or (each in self.view.link_set and each not in self.lost)
+        _put(each, self.lost, each in self.denials and each in self.view.link_set)
+        _put(each, self.found, each in self.extra)
+        is_live = self._is_live(each)
         if is_live is was_live:
             return False
         if is_live and len(self.reachable & {*each}) == 1:
@@ -280,8 +280,12 @@ class Overlay:
             self._cut(*each)
         return True
 
+    def _is_live(self, each: Link) -> bool:
+        """Is it of the view and not lost, or found?"""
+        return each in self.found or (each in self.view.link_set and each not in self.lost)
+
     def _around(self, node: str) -> list[str]:
-        """Neighbours over live links: of the view and not lost, or found."""
+        """Neighbours over live links."""
         around = [
             peer for peer in self.view.neighbors(node) if not self.lost or link(node, peer) not in self.lost
         ]
@@ -323,3 +327,8 @@ class Overlay:
         rest = self.reachable - part
         deaf = {each for each in observers & rest if not (set(self._around(each)) & rest) - observers}
         self.reachable = rest - deaf
+
+
+def _put(each: Link, links: set[Link], belongs: bool) -> None:
+    """Into a set of links, or out of it."""
+    (links.add if belongs else links.discard)(each)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from .errors import ConfigError
+
+T = TypeVar("T")
 STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
 
 
-def told(error: msgspec.ValidationError, plain: Any) -> str:
+def converted(plain: object, kind: type[T], where: str, error: type[Exception] = ConfigError) -> T:
+    """`plain`, as in a file, as a `kind`. Raises: an `error` that says where, the value and what was expected."""
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as found:
+        raise error(f"{where}: {_explained(found, plain)}") from None
+
+
+def _explained(error: msgspec.ValidationError, plain: Any) -> str:
     """Where, the value and what was expected: "links, entry 1: rate_mbit: -3 (expected `float` > 0.0)".
 
     Args:

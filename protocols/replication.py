@@ -123,14 +123,14 @@ class Replication:
                 self.total_bytes, self.wake_at_s = total_bytes, None
                 self._began_s = self._news_s = now_s
                 self._lay_out(total_bytes)
-                return self._fill_all(now_s) + self._finish()
+                return self._fill_all() + self._finish()
             case ManifestBad(source, reason, self.attempt):
                 self._is_read = False
                 return self._drop(source, f"its manifest is unusable: {reason}", now_s)
             case ShardStored(source, start, stop, self.attempt):
                 return self._on_stored(source, (start, stop), now_s)
             case ShardBad(source, start, stop, self.attempt):
-                return self._on_bad(source, (start, stop), now_s)
+                return self._on_bad(source, (start, stop))
             case Received(peer, NoSnapshot(step=self.step)):
                 return self._drop(peer, "it has no copy of the state", now_s)
             case PeerClosed(peer, _):
@@ -222,14 +222,14 @@ class Replication:
             source.under_way.pop(piece, None)
         if name in self.sources:
             self.sources[name].bytes += where[1] - where[0]
-        return news + (self._finish() or self._fill_all(now_s))
+        return news + (self._finish() or self._fill_all())
 
     def _no_more_asked(self, piece: int) -> None:
         for rest in (self._nobodys, *(source.rest for source in self.sources.values())):
             if piece in rest:
                 rest.remove(piece)
 
-    def _on_bad(self, name: str, where: Range, now_s: float) -> list[Effect]:
+    def _on_bad(self, name: str, where: Range) -> list[Effect]:
         piece = where[0] // self.piece_bytes
         if name not in self.sources:
             return []
@@ -238,7 +238,7 @@ class Replication:
             able = [each for each in self.sources if self.sources[each].has is None and each != name]
             heirs = [self.sources[each].rest for each in able]
             min(heirs, key=len, default=self._nobodys).appendleft(piece)
-        return self._fill_all(now_s)
+        return self._fill_all()
 
     def _is_due(self, piece: int) -> bool:
         """Is the piece asked for, or about to be?"""
@@ -260,7 +260,7 @@ class Replication:
         elif source.has is not None:
             source.has |= int.from_bytes(news.pieces, "little")
         answer = self._tell(peer) if begins and (self._stored or self.whole) else []
-        return answer + (self._fill_all(now_s) if self.total_bytes is not None else [])
+        return answer + (self._fill_all() if self.total_bytes is not None else [])
 
     def _tell_fellows(self) -> list[Effect]:
         return [effect for name in self.sources if name in self.fellows for effect in self._tell(name)]
@@ -282,7 +282,7 @@ class Replication:
 
     # --- whom to ask for what ---
 
-    def _fill_all(self, now_s: float) -> list[Effect]:
+    def _fill_all(self) -> list[Effect]:
         """Ask everybody for pieces until all windows are full."""
         if self.whole:
             return []
@@ -339,7 +339,7 @@ class Replication:
             return self._ask_manifest(now_s) if name in self._asked else []
         lost = [piece for piece in source.under_way if piece not in self._stored and not self._is_due(piece)]
         min((each.rest for each in able), key=len, default=self._nobodys).extend([*lost, *source.rest])
-        return self._fill_all(now_s)
+        return self._fill_all()
 
     def _finish(self) -> list[Effect]:
         if self.whole or self.total_bytes is None or self.stored_bytes < self.total_bytes:

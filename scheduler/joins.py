@@ -24,7 +24,7 @@ from ..protocols.messages import (
     View,
     link,
 )
-from . import shard_plan, sync_plan
+from . import link_plan, shard_plan
 from .admission import Wanting
 from .changes import Changes
 from .flushes import Flushes
@@ -169,7 +169,7 @@ class Joins:
 
     def _least_linked(self, members: Sequence[Member], count: int) -> set[str]:
         degrees = [(m.id, len(self.tenure.view.neighbors(m.id))) for m in members]
-        return set(sync_plan.choose_neighbors(degrees, count)) if count and degrees else set()
+        return set(link_plan.choose_neighbors(degrees, count)) if count and degrees else set()
 
     # --- who has opened its links ---
 

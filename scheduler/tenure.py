@@ -64,9 +64,8 @@ class Tenure:
         self.me, self.term = me, term
         self.sync, self.overlay, self.monitor, self.send = sync, overlay, monitor, send
         self.policy, self.bundler = policy, bundler
-        self.admission = Admission(
-            costs, lambda: monitor.state_sizes()[0]
-        )  # Of joiners whose links are open.
+        # Of joiners whose links are open.
+        self.admission = Admission(costs, lambda: monitor.state_sizes()[0])
         self.requests: dict[str, ScaleOutRequest] = {}  # Joiners that are not in a view yet.
         self.queue: deque[Change] = deque()
         self.proposal: Proposal | None = None

@@ -15,7 +15,7 @@ import networkx as nx
 from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import Entering, Link, Member, Tree, View, link
 from ..protocols.messages.fields import MOST_BUNDLED
-from . import sync_plan
+from . import link_plan, sync_plan
 from .trees import SpanningTree, validate
 
 MAX_JOINING = 64  # Named in one view (messages.View): those that come in, and those that have no vote yet.
@@ -291,7 +291,7 @@ def missing_links(
     """Links to add so that the members are connected among themselves and each observer hears one of them."""
     ids = [member.id for member in members]
     inside = [each for each in links if {*each} <= {*ids}]
-    added = sync_plan.repair_links(ids, inside, min_degree, impossible)
+    added = link_plan.repair_links(ids, inside, min_degree, impossible)
     heard = {node for each in links for node in each if {*each} & {*ids}}
     return added + [link(observer.id, ids[0]) for observer in observers if observer.id not in heard]
 

@@ -53,9 +53,8 @@ LOSSES = {
     for each in (
         *(Lost(source, 2) for source in MEMBERS),
         *(Lost(source, 2, dies=True) for source in MEMBERS),
-        Lost(
-            "n3", 6, dies=True, result_bytes=STATE_BYTES // 30, pull_s=6.0, pulls=2
-        ),  # Nobody keeps so many.
+        # Nobody keeps so many.
+        Lost("n3", 6, dies=True, result_bytes=STATE_BYTES // 30, pull_s=6.0, pulls=2),
     )
 }
 

@@ -21,13 +21,8 @@ from ..protocols.messages import Down, Message, Probe, Shard, Up, ViewKey
 
 CONTROL_BYTES = 300  # Of a control message, or of bulk without a payload.
 STATES = 3 << 20, 40 << 20, 40 << 20, 160 << 20  # Bytes.
-RESULTS_OF_STATE = (
-    0.001,
-    0.03,
-    1 / 3,
-    1 / 3,
-    1.0,
-)  # What a step sums: of adapters, of all with Adam, with plain SGD.
+# The share of the state that a step sums: of adapters, of all with Adam, with plain SGD.
+RESULTS_OF_STATE = 0.001, 0.03, 1 / 3, 1 / 3, 1.0
 COMPUTES_S = 0.03, 0.03, 0.1  # Short steps: a simulated second costs more than a step, for its heartbeats.
 STATE_STEPS = -0.5, 2.3  # Decimal logarithm of the steps' time that the state takes over a usual link.
 MOST_STEPS, MOST_STATE_S, MOST_RESULT_S = 300, 20.0, 1.0  # Over any link; so lives end.

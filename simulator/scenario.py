@@ -15,7 +15,7 @@ import yaml
 from scipy import stats
 
 from ..protocols.errors import ConfigError
-from ..protocols.plain_data import told
+from ..protocols.plain_data import converted
 from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.policy import FaultClock
@@ -115,10 +115,7 @@ def read_yaml(path: Path) -> Any:
 def load(path: Path) -> Scenario:
     """Raises: ConfigError that names the file, the key and what was expected."""
     plain = read_yaml(path)
-    try:
-        scenario = msgspec.convert(plain, Scenario)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {told(error, plain)}") from None
+    scenario = converted(plain, Scenario, str(path))
     unknown = {*scenario.systems, *scenario.overheads.more_s} - {*SYSTEMS}
     if unknown:
         raise ConfigError(f"{path}: systems: {sorted(unknown)} (expected of {', '.join(SYSTEMS)})")
@@ -133,9 +130,8 @@ def load(path: Path) -> Scenario:
         trace = path.parent / scenario.failures.trace
         failing = msgspec.structs.replace(scenario.failures, trace=str(trace))
         scenario = msgspec.structs.replace(scenario, failures=failing)
-        events_of(
-            scenario, seed=0
-        )  # Or a trace that cannot be read, or of another cluster, is told by a process.
+        # Else a trace that cannot be read, or of another cluster, is told by a process.
+        events_of(scenario, seed=0)
     return scenario
 
 

@@ -17,11 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from ..callbacks import LayersComputed
-from .demo_stage import PLAIN_WIDTH, DemoFailed, free_ports
-from .node_processes import NodeProcess, end_all, lines_of, run_command, run_folder, sigterm_as_ctrl_c
+from ..terminal.console import console
+from .demo_stage import DemoFailed, free_ports
+from .node_processes import (
+    NodeProcess,
+    end_all,
+    lines_of,
+    run_command,
+    run_folder,
+    sigterm_as_ctrl_c,
+    wait_until,
+)
 
 PIPELINES, STAGES = 2, 3
 LAYOUT = f"{PIPELINES}x{STAGES}"
@@ -92,9 +100,7 @@ class Play:
     def __post_init__(self) -> None:
         self.started_s = time.monotonic()
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(PIPELINES * STAGES + 1)]
-        self.console = Console(highlight=False)
-        if not self.console.is_terminal:
-            self.console.width = PLAIN_WIDTH
+        self.console = console()
 
     def __enter__(self) -> Play:
         return self
@@ -133,18 +139,17 @@ class Play:
 
     def wait(self, until: Callable[[], bool], what: str) -> None:
         """Read what the nodes write. Raises: DemoFailed if it takes too long, or if a node ends."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not until():
-            if time.monotonic() > deadline_s:
-                raise DemoFailed(f"gave up after {PATIENCE_S:g} s of waiting until {what}")
-            for node in self.nodes:
-                node.read()
-                if not node.runs and not node.fate and not node.final:
-                    raise DemoFailed(
-                        f"{node.name} ended with exit code {node.process.returncode}: {node.last_words()}"
-                    )
-            self._tell_pipelines()
-            time.sleep(0.005)
+        wait_until(until, what, PATIENCE_S, self._tick, DemoFailed)
+
+    def _tick(self) -> None:
+        for node in self.nodes:
+            node.read()
+            if not node.runs and not node.fate and not node.final:
+                raise DemoFailed(
+                    f"{node.name} ended with exit code {node.process.returncode}: {node.last_words()}"
+                )
+        self._tell_pipelines()
+        time.sleep(0.005)
 
     def wait_for_steps(self, count: int, members: int) -> None:
         """All who live do so many steps among them."""

@@ -163,11 +163,11 @@ def cluster_steps(logs: Iterable[NodeLog]) -> list[SeenStep]:
     return [first[number] for number in sorted(first)]
 
 
-def samples_per_s(steps: Sequence[SeenStep], window_s: float = RATE_WINDOW_S) -> list[float]:
-    """At each step: samples of the last `window_s` seconds, per second."""
+def samples_per_s(steps: Sequence[SeenStep]) -> list[float]:
+    """At each step: samples of the last RATE_WINDOW_S seconds, per second."""
     rates, start = [], 0
     for step in steps:
-        while steps[start].time_s < step.time_s - window_s:
+        while steps[start].time_s < step.time_s - RATE_WINDOW_S:
             start += 1
         earlier = steps[max(start - 1, 0)]
         seconds = step.time_s - earlier.time_s

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -18,8 +18,9 @@ from rich.text import Text
 from .. import client
 from ..protocols.errors import ChaosnetError, PeerUnreachable
 from ..protocols.status import MemberRow, Status
+from ..terminal.console import console
 from .demo_report import Deed, NodeLog
-from .node_processes import NodeProcess, end_all, lines_of, run_command
+from .node_processes import NodeProcess, end_all, lines_of, run_command, wait_until
 
 FOUNDERS = 4
 MIN_STEPS = 600  # At least, and until all has happened.
@@ -28,7 +29,6 @@ CALM_STEPS = 20  # Steps that all nodes make in peace before the next thing happ
 CALM_S = 1.8  # and at least this long, so that it can be seen.
 PATIENCE_S = 45.0  # For each thing to be over; a demo that hangs is worse than one that fails.
 POLL_EVERY_S = 0.25
-PLAIN_WIDTH = 110  # Of what goes to a file or a pipe.
 
 
 class DemoFailed(ChaosnetError):
@@ -68,9 +68,7 @@ class DemoStage:
         self.started_s = time.time()
         self._asked_s = 0.0
         self._turn = itertools.count()
-        self.console = Console(highlight=False)
-        if not self.console.is_terminal:
-            self.console.width = PLAIN_WIDTH
+        self.console = console()
         self.live: Live | None = None
 
     def __enter__(self) -> DemoStage:
@@ -150,11 +148,7 @@ class DemoStage:
 
     def wait(self, until: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         """Let time pass. Raises: DemoFailed if it takes too long."""
-        deadline_s = time.time() + patience_s
-        while not until():
-            if time.time() > deadline_s:
-                raise DemoFailed(f"gave up after {patience_s:g} s of waiting until {what}")
-            self.tick()
+        wait_until(until, what, patience_s, self.tick, DemoFailed)
 
     def wait_until_calm(self) -> None:
         """Exactly the right members, and all of them have made a few steps since now."""

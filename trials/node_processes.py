@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -101,6 +102,17 @@ def lines_of(out: Path, label: str) -> Path:
 def run_command(script: Path, *options: str) -> list[str]:
     """As a user would start a node: `chaosnet run OPTIONS SCRIPT`."""
     return [sys.executable, "-m", "chaosnet", "run", *options, str(script)]
+
+
+def wait_until(
+    until: Callable[[], bool], what: str, patience_s: float, tick: Callable[[], None], failed: type[Exception]
+) -> None:
+    """Call `tick` until that is so. Raises: `failed`, with `what` was waited for, if it takes too long."""
+    deadline_s = time.monotonic() + patience_s
+    while not until():
+        if time.monotonic() > deadline_s:
+            raise failed(f"gave up after {patience_s:g} s of waiting until {what}")
+        tick()
 
 
 def end_all(nodes: Iterable[NodeProcess]) -> list[int]:

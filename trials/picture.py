@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 INK, GRID, FRAME = "#1f2933", "#e4e7eb", "#9aa5b1"
+STYLE: Any = {"font.size": 10, "axes.edgecolor": FRAME, "text.color": INK, "axes.labelcolor": INK}
 
 
 @contextmanager
@@ -19,16 +20,12 @@ def rows_over_time(
     Args:
         heights: Of the rows, relative to each other.
     """
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    style: Any = {"font.size": 10, "axes.edgecolor": FRAME, "text.color": INK, "axes.labelcolor": INK}
-    with plt.rc_context(style):
-        figure, rows = plt.subplots(
-            len(heights), 1, figsize=inches, sharex=True, height_ratios=heights, layout="constrained"
-        )
+    with rc_context(STYLE):
+        figure = Figure(figsize=inches, layout="constrained")
+        rows = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
         yield rows
         for axes in rows:
             axes.grid(True, color=GRID, linewidth=0.8)
@@ -36,4 +33,3 @@ def rows_over_time(
             axes.spines[["top", "right"]].set_visible(False)
         figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
         figure.savefig(path, dpi=dpi)
-        plt.close(figure)

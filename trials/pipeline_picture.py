@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks import LayersComputed
-from .picture import FRAME, GRID, INK
+from .picture import GRID, INK, STYLE
 
 if TYPE_CHECKING:
     from .demo_pipeline import Loss, Stager
@@ -18,24 +18,19 @@ TITLE = "A box is a micro-batch, by its number: forwards (light) or backwards (d
 
 def draw(path: Path, nodes: Sequence[Stager], losses: Sequence[Loss]) -> None:
     """A row of time for each loss: a step before it, that in which it happened, and the one after."""
-    import matplotlib
+    from matplotlib import colormaps, rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    style: Any = {"font.size": 10, "axes.edgecolor": FRAME, "text.color": INK, "axes.labelcolor": INK}
     ranges = sorted({each.layers for loss in losses for each, _ in _around(nodes, loss)})
     most = max((stop for _, stop in ranges), default=1)
-    color_by_layers = {(a, b): plt.get_cmap("viridis")((a + b) / 2 / most * 0.85) for a, b in ranges}
-    with plt.rc_context({**style, "hatch.linewidth": 0.6}):
-        figure, rows = plt.subplots(
-            len(losses), 1, figsize=(17, 4.6 * len(losses)), layout="constrained", squeeze=False
-        )
+    color_by_layers = {(a, b): colormaps["viridis"]((a + b) / 2 / most * 0.85) for a, b in ranges}
+    with rc_context({**STYLE, "hatch.linewidth": 0.6}):
+        figure = Figure(figsize=(17, 4.6 * len(losses)), layout="constrained")
+        rows = figure.subplots(len(losses), 1, squeeze=False)
         for axes, loss in zip(rows[:, 0], losses, strict=True):
             _draw_loss(axes, nodes, loss, color_by_layers)
         figure.suptitle(TITLE, fontsize=12, x=0.01, ha="left")
         figure.savefig(path, dpi=110)
-        plt.close(figure)
 
 
 def _commits(nodes: Sequence[Stager]) -> dict[int, tuple[float, int]]:

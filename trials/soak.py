@@ -33,7 +33,15 @@ from ..node.state.state_window import EVERY
 from ..protocols.errors import ChaosnetError, PeerUnreachable
 from ..protocols.status import Status
 from . import soak_report as report
-from .node_processes import NodeProcess, end_all, lines_of, run_command, run_folder, sigterm_as_ctrl_c
+from .node_processes import (
+    NodeProcess,
+    end_all,
+    lines_of,
+    run_command,
+    run_folder,
+    sigterm_as_ctrl_c,
+    wait_until,
+)
 from .soak_faults import MAX_RUNNING, USUAL, Fault, Kind, Situation, choose
 from .soak_picture import draw
 from .soak_report import ProcessLife
@@ -247,11 +255,7 @@ class Soak:
 
     def wait(self, until: Callable[[], bool], what: str, patience_s: float) -> None:
         """Let time pass. Raises: SoakFailed if it takes too long."""
-        deadline_s = time.time() + patience_s
-        while not until():
-            if time.time() > deadline_s:
-                raise SoakFailed(f"gave up after {patience_s:g} s of waiting until {what}")
-            self.tick()
+        wait_until(until, what, patience_s, self.tick, SoakFailed)
 
     # --- what happens ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..protocols.errors import ConfigError, PlanInfeasible
-from ..protocols.plain_data import told
+from ..protocols.plain_data import converted
 from ..scheduler.elastic.cluster import Cluster, Worker
 from ..scheduler.elastic.plan import Pipeline, cuts_of, even
 from ..scheduler.elastic.state import State
@@ -62,10 +62,7 @@ def read(data: object, layers: int, name: str = "cluster") -> tuple[Cluster, Sta
         name: The file, for errors.
     Raises: ConfigError that names the key, the value and what was expected; PlanInfeasible for another model.
     """
-    try:
-        file = msgspec.convert(data, ClusterFile)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {told(error, data)}") from None
+    file = converted(data, ClusterFile, name)
     busy = [worker for each in file.pipelines for worker in each]
     names = [*busy, *file.idle]
     _check(name, file, names, layers)

@@ -52,14 +52,10 @@ def show(found: dict[str, Any]) -> None:
 
 def draw(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]], picture: Path) -> None:
     """Draw workers and throughput of the first run; in averages, as single drops to zero would hide the rest."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(
-        2, 1, figsize=(9, 6), sharex=True, height_ratios=[1, 3], layout="constrained"
-    )
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
     for name, one in runs[0].items():
         hours = [part * scenario.hours / PARTS for part in range(PARTS + 1)]
         speeds = one.averages(PARTS)
@@ -77,4 +73,3 @@ def draw(scenario: Scenario, runs: Sequence[dict[str, TrainingRun]], picture: Pa
     below.legend(fontsize=8, ncols=2)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120)
-    pyplot.close(figure)

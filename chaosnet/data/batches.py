@@ -18,7 +18,7 @@ from ..settings.resolved import expect
 from .evaluation_loop import Collate, EvaluationLoop, Fetch, counts
 from .loading import Ahead, check_loader
 from .passes import Passes
-from .share import Batch, EpochOrder, NamedBatch, check_dataset, fetch, parts
+from .share import Batch, NamedBatch, check_dataset, fetch, parts
 
 
 class Batches:
@@ -56,10 +56,7 @@ class Batches:
             )
 
     def _left_early(self, epoch: int) -> str:
-        """Raises:
-
-        ConfigError if the script has left the loop within `epoch`: nodes could not agree on what is left out.
-        """
+        """For an error: the script has left the loop within `epoch`, and nodes could not agree what is left out."""
         cursor = self._share.cursor
         done = f" after {cursor.length - cursor.remaining} of {cursor.length} samples" if cursor else ""
         return (
@@ -124,20 +121,20 @@ class Batches:
     ) -> Iterator[Any]:
         """One pass. `source`: what fetches a batch, or a DataLoader that does."""
         share = self._share
-        order = share.begin(len(dataset), size, rules)  # As long as it is now: a script may keep the passes.
+        share.begin(len(dataset), size, rules)  # As long as it is now: a script may keep the passes.
         self._steps.conclude()
         self._engine.gradients.arm(None)
         target = epochs if epochs is not None else share.epoch + 1
         self._tell_nothing_left(target)
         if not isinstance(source, DataLoader):
-            yield from self._until(target, order, accumulate, source)
+            yield from self._until(target, accumulate, source)
             return
         if self._trained is None or self._trained.loader is not source:
             self._trained = Ahead(source, self._engine.random.workers)
         ahead = self._trained
         ahead.begin(lambda: share.ahead(target, accumulate))
         try:
-            yield from self._until(target, order, accumulate, ahead.fetch)
+            yield from self._until(target, accumulate, ahead.fetch)
         finally:
             ahead.end()
 
@@ -145,15 +142,13 @@ class Batches:
         """See `Trainer.evaluate`."""
         return self._evaluation.batches(dataset, batch_size, collate_fn)
 
-    def _until(self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch) -> Iterator[Any]:
+    def _until(self, target: int, accumulate: int, fetched: Fetch) -> Iterator[Any]:
         """Give out this node's batches until `target` epochs are complete."""
         while self._share.epoch < target and not self._session.done:
-            yield from self._of_step(target, order, accumulate, fetched)
+            yield from self._of_step(target, accumulate, fetched)
         self._engine.weight = self._steps.in_hand = None  # Whatever comes next is of none of these batches.
 
-    def _of_step(
-        self, target: int, order: EpochOrder, accumulate: int, fetched: Fetch
-    ) -> Iterator[Batch | NamedBatch]:
+    def _of_step(self, target: int, accumulate: int, fetched: Fetch) -> Iterator[Batch | NamedBatch]:
         steps, share = self._steps, self._share
         steps.check_trains("batches: the next batch was asked for")
         steps.await_round()
@@ -175,7 +170,7 @@ class Batches:
                 self._engine.weight = weight
                 self._engine.gradients.arm(weight)
             share.in_hand = list(part)
-            batch = fetched(order.indices(share.epoch, part), partial(share.blame, part))
+            batch = fetched(share.order.indices(share.epoch, part), partial(share.blame, part))
             batch.last, batch.share = index == len(several) - 1, batch.samples / weight
             steps.in_hand = float(batch.samples)
             yield batch

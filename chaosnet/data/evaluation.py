@@ -68,17 +68,11 @@ class Evaluation:
 
     def ahead(self) -> Iterator[list[int]]:
         """Indices of this node's batches from the one that is due on, if nothing happens."""
-        if self._cursor is None:
-            return
-        cursor = DataCursor.from_plain(self._cursor.to_plain())
-        while not cursor.epoch:
-            dealt = cursor.deal(self._deal)
+        for epoch, dealt in self._cursor.ahead(self._deal) if self._cursor is not None else ():
+            if epoch:  # All have been dealt.
+                return
             if mine := dealt.get(self.name):
                 yield list(positions(mine))
-            taken = [each for ranges in dealt.values() for each in ranges]
-            if not taken:
-                return
-            cursor.commit(taken)
 
     def contribution(self) -> dict[str, Any]:
         """What this node contributes to an evaluation: fields of `Contribution`."""

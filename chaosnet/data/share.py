@@ -147,7 +147,6 @@ class DataShare:
     Attributes:
         length: Samples of the data set; 0 while the script brings its own.
         size: Samples that this node wants per step.
-        deal: Who wants how many, in the order in which the cursor deals; as of the last completed step.
         deal: Each node's batch size, in the order in which the cursor deals; as of the last completed step.
         ranges: The samples dealt to this node for the step under way.
         in_hand: Those of them that the script is busy with: to blame if it ends with an error.
@@ -168,7 +167,7 @@ class DataShare:
         """Epochs that the cluster has completed."""
         return self.cursor.epoch if self.cursor else 0
 
-    def begin(self, length: int, size: int, rules: DealRules = USUAL) -> EpochOrder:
+    def begin(self, length: int, size: int, rules: DealRules = USUAL) -> None:
         """The script wants `size` of `length` samples per step. Raises: ConfigError if the cluster has others."""
         if self.cursor is None:
             self.rules = rules
@@ -186,13 +185,16 @@ class DataShare:
                 "set for a whole run: on all nodes, in all of a script's loops over batches, and after a checkpoint)"
             )
         self.length, self.size, self.rules = length, size, rules
-        return self.order()
 
+    @property
     def order(self) -> EpochOrder:
         """The order of samples in the cluster's epochs."""
         assert self.cursor is not None
         # The seed is of the run's beginning, whatever `seed` is now.
-        return EpochOrder(self.cursor.length, self.cursor.seed, self.cursor.in_order)
+        settings = self.cursor.length, self.cursor.seed, self.cursor.in_order
+        if self._order is None or (self._order.length, self._order.seed, self._order.in_order) != settings:
+            self._order = EpochOrder(*settings)
+        return self._order
 
     def take(self) -> list[Range]:
         """Take this node's samples for the step under way."""
@@ -210,16 +212,13 @@ class DataShare:
         A guess: whoever joins, leaves or dies changes what is dealt afterwards.
         """
         assert self.cursor is not None
-        cursor, order = DataCursor.from_plain(self.cursor.to_plain()), self.order()
-        while cursor.epoch < target:
-            dealt = cursor.deal(self.deal)
-            for part in parts(dealt.get(self.name, []), accumulate, self.rules.min_samples):
-                yield order.indices(cursor.epoch, part)
-            taken = [each for ranges in dealt.values() for each in ranges]
-            if not taken:
+        # Its own order, as the epoch is another one.
+        order = EpochOrder(self.cursor.length, self.cursor.seed, self.cursor.in_order)
+        for epoch, dealt in self.cursor.ahead(self.deal):
+            if epoch >= target:
                 return
-            cursor.commit(taken)
-            cursor.end_if_left_over(sum(size for _, size in self.deal))
+            for part in parts(dealt.get(self.name, []), accumulate, self.rules.min_samples):
+                yield order.indices(epoch, part)
 
     def completed(self, total: Contribution, settled: bool = True) -> list[str]:
         """A step is complete: note the samples that it used, and strikes.
@@ -268,12 +267,12 @@ class DataShare:
                 f"batches: {len(cursor.aside)} of {cursor.length} samples are set aside, as scripts ended with an "
                 "error over them: nothing is left to train on"
             )
-        cursor.set_aside(self._ordered(cursor).positions(cursor.epoch, cursor.aside))
+        cursor.set_aside(self.order.positions(cursor.epoch, cursor.aside))
 
     def indices(self, where: Iterable[int]) -> list[int]:
         """Indices in the data set of these positions of the present epoch."""
         assert self.cursor is not None
-        return self._ordered(self.cursor).indices(self.cursor.epoch, [(each, each + 1) for each in where])
+        return self.order.indices(self.cursor.epoch, [(each, each + 1) for each in where])
 
     def left_out(self) -> dict[str, int]:
         """How many samples nobody has trained on, by reason, without zeros."""
@@ -303,11 +302,6 @@ class DataShare:
         if self.cursor is None:
             self.cursor = DataCursor(length, self.seed, **self.rules._asdict())
         return self.cursor
-
-    def _ordered(self, cursor: DataCursor) -> EpochOrder:
-        if self._order is None or self._order.length != cursor.length:
-            self._order = self.order()
-        return self._order
 
 
 def fetch(
@@ -363,16 +357,16 @@ def parts(mine: Sequence[Range], accumulate: int, least: int) -> list[list[Range
     return list(split(mine, accumulate, least)) if accumulate > 1 else [list(mine)] if mine else []
 
 
-def split(ranges: Sequence[Range], parts: int, least: int = 1) -> Iterator[list[Range]]:
-    """Cut ranges into at most `parts` lists of nearly equal size, in order; none has fewer than `least`."""
+def split(ranges: Sequence[Range], count: int, least: int = 1) -> Iterator[list[Range]]:
+    """Cut ranges into at most `count` lists of nearly equal size, in order; none has fewer than `least`."""
     every = list(positions(ranges))
-    parts = max(1, min(parts, len(every) // least))
+    count = max(1, min(count, len(every) // least))
     if least > 1:
-        bounds = [len(every) * part // parts for part in range(parts + 1)] if every else []
+        bounds = [len(every) * part // count for part in range(count + 1)] if every else []
         for start, stop in itertools.pairwise(bounds):
             yield [(position, position + 1) for position in every[start:stop]]
         return
-    size = -(-len(every) // parts) if every else 0
+    size = -(-len(every) // count) if every else 0
     for start in range(0, len(every), max(size, 1)):
         yield [(position, position + 1) for position in every[start : start + size]]
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
-from ..data.evaluation import Evaluation, average
+from ..data.evaluation import average
 from ..data.share import DataShare
 from ..node.outcomes import StepOutcome
-from ..node.session import Offer, Session
+from ..node.session import Session
 from ..node.state.flat_state import Arrival
 from ..node.state.generators import get_generators, set_generators
 from ..node.state.training_state import TrainingState
 from ..node.sums.gradients import Gradients
 from ..protocols.data_cursor import DataCursor
-from ..protocols.errors import ConfigError, ReplicasDiffer
+from ..protocols.errors import ReplicasDiffer
 from ..protocols.events import Retracted
-from ..protocols.messages import Contribution, Deal, View
-from ..protocols.sentences import in_again
+from ..protocols.messages import Contribution, Deal, Range, View
 from ..script.means import Means
 from ..script.rules import ScriptRules
 from ..settings.resolved import CheckpointSettings, StepSettings
@@ -34,9 +34,10 @@ from ..training.named_updates import Optimizers, named, trained_by
 from ..training.nan_watch import NanWatch
 from ..training.randomness import Randomness
 from ..training.state_copies import StateCopies
+from .base import TrainingEngine
 
 
-class DataParallel:
+class DataParallel(TrainingEngine):
     """A model, its optimizer and all that belongs to them, in one cluster's life.
 
         contribute   this node's gradient, and what it says beside it
@@ -48,12 +49,9 @@ class DataParallel:
     memory, `healing`, what the script has not contributed yet.
 
     Args:
-        told: How the model is trained.
+        settings: How the model is trained.
         on_step, on_schedule: See `ScriptLoop`.
     Attributes:
-        round: Steps of the all-reduce, also those in which nobody had samples.
-        step: Updates of the model, by anybody, since the cluster began; `samples`: the samples behind them;
-            `joined_step`: the value of `step` when this node last became a member.
         weight: Samples behind this node's gradients in the step; None: nobody has said, so they are `own_weight`,
             what the script said last.
         healing: This node differs from the others, and is to pull the state anew.
@@ -70,66 +68,65 @@ class DataParallel:
         optimizer: Optimizers,
         lr_scheduler: Any,
         extra_state: dict[str, Any] | None,
-        told: StepSettings,
+        settings: StepSettings,
         checkpoints: CheckpointSettings | None,
         share: DataShare,
         means: Means,
         on_step: Callable[[str | None, bool], None],
         on_schedule: Callable[[str, tuple[Any, ...]], None],
     ) -> None:
-        self.session, self.share, self.means, self._told = session, share, means, told
-        self._callbacks = told.callbacks or Callbacks()
-        self.evaluation = Evaluation(session.name)
-        self.round = self.step = self.joined_step = 0
-        self.samples = 0.0
+        super().__init__(session)
+        self.share, self.means, self._settings = share, means, settings
+        self._callbacks = settings.callbacks or Callbacks()
         self.weight: float | None = None
         self.own_weight = 1.0
-        self._loaded: StateLoaded | None = None
         self._told_of_setting = False
-        self._step_left = 0  # When the cluster went on without this node.
-        self._run = secrets.token_hex(8)  # Of the cluster since it was founded or resumed.
         self.healing: Divergence | None = None
         self.model, self.optimizer, self.lr_scheduler, self.named = named(
-            model, optimizer, lr_scheduler, told.updates
+            model, optimizer, lr_scheduler, settings.updates
         )
-        self.schedule = LRSchedule(self.lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
+        self.schedule = LRSchedule(
+            self.lr_scheduler, self.optimizer, settings.lr_scheduler_every, session.say
+        )
         compression, chunk_bytes = session.settings.compression, session.settings.chunk_bytes
         trained = trained_by(self.optimizer)
         self.gradients = Gradients(self.model, chunk_bytes, self._chunks_ready, compression, trained)
-        self.guard = None if told.guard is None else Guard(told.guard, told.guard_factor)
-        self.state = TrainingState(
-            self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
-        )
-        self._devices = self.state.accelerators()
-        self.kinds = {"cpu", *(device.type for device in self._devices)}
-        self._generators = get_generators(self._devices)  # As of the last step, for its checkpoint.
-        self.random = Randomness(told.same_rng, self._devices)
-        if self.guard is not None:
-            self.gradients.judge_first()
-        self.agreement = Agreement(self.state, self.gradients, session.name, told.on_divergence)
-        self.checkpointing = checkpointing_of(checkpoints, session)
-        every = 0 if checkpoints is None else checkpoints.every
-        self._nan = NanWatch(self.model, self.guard, every, session.say)
-        saved = self.checkpointing if session.settings.may_found else None
-        if saved is not None and saved.resume(self._load):
-            self._run = secrets.token_hex(8)
-            self.random.begins(self.round)
-        self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
-        try:
+        with ExitStack() as refused:
+            refused.callback(self.gradients.detach)
+            self.guard = None if settings.guard is None else Guard(settings.guard, settings.guard_factor)
+            self.state = TrainingState(
+                self.model, self.optimizer, self.lr_scheduler, extra_state, self._terms(compression)
+            )
+            self._devices = self.state.accelerators()
+            self.kinds = {"cpu", *(device.type for device in self._devices)}
+            self._generators = get_generators(self._devices)  # As of the last step, for its checkpoint.
+            self.random = Randomness(settings.same_rng, self._devices)
+            if self.guard is not None:
+                self.gradients.judge_first()
+            self.agreement = Agreement(self.state, self.gradients, session.name, settings.on_divergence)
+            self.checkpointing = checkpointing_of(checkpoints, session)
+            every = 0 if checkpoints is None else checkpoints.every
+            self._nan = NanWatch(self.model, self.guard, every, session.say)
+            saved = self.checkpointing if session.settings.may_found else None
+            if saved is not None and saved.resume(self._load):
+                self._run = secrets.token_hex(8)
+                self.random.begins(self.round)
+            self.copies = StateCopies(self.state, session, self.checkpointing, session.say)
             self.rules = ScriptRules(
                 self.model, self.optimizer, self.lr_scheduler, self.gradients, session.say, on_step, on_schedule,
             )  # fmt: skip
-        except ConfigError:
-            self.gradients.detach()
-            raise
+            refused.pop_all()
 
     def _terms(self, compression: object) -> dict[str, str]:
         """What all members must have set alike."""
-        told = self._told
-        max_norm = None if told.max_grad_norm is None else float(told.max_grad_norm)
+        settings = self._settings
+        max_norm = None if settings.max_grad_norm is None else float(settings.max_grad_norm)
         terms = {"max_grad_norm": str(max_norm), "chunk_bytes": str(self.gradients.chunk_bytes)}
-        terms |= {"on_divergence": told.on_divergence, "lr_scheduler_every": str(told.lr_scheduler_every)}
-        terms |= {"same_rng": str(told.same_rng), "compression": repr(compression)}
+        terms |= {
+            "on_divergence": settings.on_divergence,
+            "lr_scheduler_every": str(settings.lr_scheduler_every),
+        }
+        terms |= {"same_rng": str(settings.same_rng), "compression": repr(compression)}
         if self.named.names:
             terms["updates"] = ", ".join(self.named.names)
         if self.guard is not None:
@@ -142,35 +139,10 @@ class DataParallel:
     def store(self) -> Gradients:
         return self.gradients
 
-    def offer(self) -> Offer:
-        """See `Engine`."""
-        return Offer(
-            digest=self.state.spec_digest(),
-            spec=self.state.spec(),
-            chunks=len(self.gradients.chunks),
-            borders=self.gradients.borders,
-            result_bytes=self.gradients.total_bytes,
-            state_bytes=self.state.state_bytes(),
-            layer_bytes=self.state.layer_bytes(),
-        )
-
-    def places(self) -> dict[str, torch.Tensor]:
-        """See `Engine`."""
-        return self.state.places()
-
-    def founded(self) -> None:
-        """See `Engine`."""
-        self.state.watch()
-        if self.checkpointing is not None:
-            self.checkpointing.founded()
-        if self._loaded is not None:
-            self.loaded()
-
     def load(self, arrival: Arrival) -> None:
         """See `Engine`."""
-        self._load(arrival)
+        super().load(arrival)
         self.random.joined(self._run, self.session.name, self.round)
-        self.state.watch()  # It reads all of it, so before the others wait for this node.
 
     def loaded(self) -> None:
         """See `Engine`."""
@@ -184,40 +156,56 @@ class DataParallel:
 
     def acts_in(self, view: View) -> None:
         """See `Engine`."""
-        self.gradients.bundle(view.bundle)
+        self.gradients.set_bundle_size(view.bundle)
         self.gradients.alone = view.node_ids == (self.session.name,)
 
     def entered(self, fetched: int | None) -> None:
         """See `Engine`."""
-        self.joined_step = self.step
-        self.copies.serve_fellows(fetched)
+        super().entered(fetched)
         if self.checkpointing is not None:
-            self.checkpointing.started(self.step, self._run)
             self._generators = get_generators(self._devices)
 
     def left_behind(self) -> None:
         """See `Engine`."""
-        self.copies.finish()
+        super().left_behind()
         self.optimizer.zero_grad(set_to_none=True)
-        self._step_left = self.step
 
     def rejoined(self) -> None:
         """See `Engine`."""
         self.named.rejoined()
         self.means.settle()
-        self.session.say(in_again(self.session.name, self._step_left, self.step))
+        super().rejoined()
+
+    # --- what the script's node asks ---
+
+    @property
+    def epoch(self) -> int:
+        """See `ScriptEngine`."""
+        return self.share.epoch
+
+    @property
+    def in_callback(self) -> bool:
+        """See `ScriptEngine`."""
+        return bool(self.rules.place)
+
+    def blamed(self) -> tuple[Range, ...]:
+        """See `ScriptEngine`."""
+        return tuple(self.share.in_hand)
+
+    def detach(self) -> None:
+        """See `ScriptEngine`."""
+        self.gradients.detach()
+
+    def let_go(self) -> None:
+        """See `ScriptEngine`."""
+        self.rules.remove()
 
     # --- the state ---
 
     def _load(self, arrival: Arrival) -> None:
-        runtime, replaced = self.agreement.told_by_load(lambda: self.state.load(arrival))
-        if replaced and self._loaded is None:  # Later loads replace what an earlier one has brought.
-            self.session.say(replaced)
+        runtime = self._load_state(arrival)
         self.gradients.rebase()
-        self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
-        self._run = runtime["run"]
         self._nan.forget()
-        self.agreement.forget()
         self.random.key = runtime.get("rng_key", self.random.key)
         self.named.phase = runtime.get("phase", 0)
         self.evaluation.from_plain(runtime.get("evaluation"))
@@ -299,7 +287,7 @@ class DataParallel:
             self.checkpointing.contribute(metrics)
         digests: Sides = {}
         accounts: Sides = {}
-        if weight > 0 and not self._told_of_setting and (said := self.agreement.set_by_script()):
+        if weight > 0 and not self._told_of_setting and (said := self.agreement.settings.set_by_script()):
             self._told_of_setting = True
             self.session.say(said)
         if self.gradients.alone:  # Nobody compares.
@@ -386,17 +374,17 @@ class DataParallel:
         with self.rules.our_step():
             self.schedule.progressed(self.share.epoch, self.samples, evaluated)
         if not self.evaluation.size:
-            self.agreement.settle()
+            self.agreement.settings.settle()
         self._judge(outcome)
         self._capture(outcome, applied)
 
     def _apply(self, total: Contribution, results: list[torch.Tensor] | None) -> None:
         """The optimizer steps with the cluster's mean gradient."""
-        told = self._told
+        settings = self._settings
         self.gradients.adopt(total.present, results)
         self.named.stepping(total.update)
-        if told.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.named.parameters(), told.max_grad_norm)
+        if settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.named.parameters(), settings.max_grad_norm)
         self.copies.finish()
         with self.rules.our_step():
             with self.random.stepping(self.optimizer, self.step):
@@ -404,9 +392,9 @@ class DataParallel:
             self.schedule.stepped(total.metrics.get("loss", (0.0, 0.0)))
         self._nan.look(self.step + 1)
         self.optimizer.zero_grad(set_to_none=True)
-        if told.after_step is not None:
+        if settings.after_step is not None:
             with self.rules.within("after_step"), self.random.alike("after_step", self.step):
-                told.after_step()
+                settings.after_step()
 
     def _is_acceptable(self, outcome: StepOutcome) -> bool:
         """Is the cluster's gradient finite? All members see the same bits, so all refuse it, or nobody does."""
@@ -431,15 +419,8 @@ class DataParallel:
         verdict = judged(self.agreement, outcome, self.step - 1, self.session)
         if verdict is None:
             return
-        if self._told.on_divergence == "stop":
+        if self._settings.on_divergence == "stop":
             raise ReplicasDiffer(verdict.sentence)
         self.session.say(verdict.sentence)
-        if self._told.on_divergence == "heal" and verdict.here and not self.session.leaving:
+        if self._settings.on_divergence == "heal" and verdict.here and not self.session.leaving:
             self.healing = verdict
-
-    # --- the end ---
-
-    def close(self, abandon: bool) -> None:
-        """End: with the checkpoint under way, or without it if the cluster went on without this node."""
-        if self.checkpointing is not None:
-            self.checkpointing.close(abandon)

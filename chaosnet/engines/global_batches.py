@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch.utils.data import default_collate
 
-from ..data.share import DataShare, EpochOrder, check_dataset, one_by_one
+from ..data.share import DataShare, check_dataset, one_by_one
 from ..protocols.data_cursor import DataCursor, joined, positions
 from ..protocols.errors import ConfigError
 from ..protocols.messages import Contribution, Range
@@ -45,7 +45,6 @@ class GlobalBatches:
         self.share = DataShare("", seed)  # All of it is one share.
         self._dataset: Any = None
         self._collate: Callable[[list[Any]], Any] = default_collate
-        self._order: EpochOrder | None = None
         self._taken: list[int] | None = None
         self._bad: int | None = None  # The position whose sample could not be had.
 
@@ -68,7 +67,7 @@ class GlobalBatches:
             raise ConfigError(
                 f"{STEPS}: a data set of {len(dataset)} samples (expected {self.length}, as the others have)"
             )
-        self._dataset, self._collate, self._order = dataset, collate_fn or default_collate, None
+        self._dataset, self._collate = dataset, collate_fn or default_collate
 
     def agree(self, length: int) -> None:
         """Members have data sets of `length` samples. Raises: ConfigError if ours has another length."""
@@ -128,10 +127,8 @@ class GlobalBatches:
 
     def _pair(self, number: int, key: int) -> tuple[Any, Any]:
         """Inputs and targets of a micro-batch."""
-        if self._order is None or self._order.length != self.length:
-            self._order = self.share.order()
         where = self._positions(number)
-        indices = self._order.indices(self.epoch, joined(where))
+        indices = self.share.order.indices(self.epoch, joined(where))
         seed_generators(seed_from("data", key, self.epoch, where[0]))
 
         def blame(place: int) -> None:
@@ -145,7 +142,7 @@ class GlobalBatches:
 
     def from_plain(self, plain: dict[str, Any] | None) -> None:
         """Take over what is agreed."""
-        self._taken = self._order = None
+        self._taken = None
         self.share.cursor = None if plain is None else DataCursor.from_plain(plain)
         self.agree(0 if self.share.cursor is None else self.share.cursor.length)
 

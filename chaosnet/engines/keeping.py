@@ -21,6 +21,7 @@ from ..node.state.plain import decode, encode
 from ..node.state.state_window import arithmetic_of
 from ..node.state.training_state import TrainingState
 from ..node.sums.layer_sums import LayerSums
+from ..protocols.data_cursor import joined
 from ..protocols.errors import ConfigError, ReplicasDiffer
 from ..protocols.messages import Contribution, Tensor, View, ViewKey
 from ..scheduler.elastic.keeping import (
@@ -74,9 +75,8 @@ class Keeping:
         self.wants_whole = False
         self._leaving: frozenset[str] = frozenset()  # Members that leave. Agreed, as is the next.
         self._asked = False  # Has a member asked for the whole model?
-        self.after: Table = (
-            self.table
-        )  # The table after the attempt under way. The next are of that attempt, too.
+        # The table after the attempt under way. The next are of that attempt, too.
+        self.after: Table = self.table
         self._computes: frozenset[int] = frozenset()  # Groups that this member computes with.
         self._due: dict[int, bool] = {}  # Groups that others send here: with the optimizer's state, too?
         self._came: dict[int, int] = {}  # Of these, how many of their slots are here.
@@ -324,13 +324,7 @@ class Keeping:
 
 def ranges_of(numbers: Sequence[int]) -> str:
     """Numbers in ascending order as text: "0-2, 5"."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+    return ", ".join(str(a) if stop == a + 1 else f"{a}-{stop - 1}" for a, stop in joined(numbers))
 
 
 def keeping_of(

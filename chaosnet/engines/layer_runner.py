@@ -162,14 +162,14 @@ class LayerRunner:
                 "pipelines (expected each layer to use parameters that it has itself, if only shared ones)"
             )
 
-    def now_in(self, layer: int) -> list[tuple[Any, int]]:
+    def buffer_versions(self, layer: int) -> list[tuple[Any, int]]:
         """The layer's buffers, and how often each was written to, for `check_buffers`."""
         each = [module._buffers.get(name) for _, module, name in self.buffers[layer]]
         return [(buffer, -1 if buffer is None else buffer._version) for buffer in each]
 
     def check_buffers(self, layer: int, before: list[tuple[Any, int]]) -> None:
         """Raises: ConfigError if the forward has changed the layer's buffers."""
-        pairs = zip(self.buffers[layer], before, self.now_in(layer), strict=True)
+        pairs = zip(self.buffers[layer], before, self.buffer_versions(layer), strict=True)
         for (name, *_), (was, version), (now, written) in pairs:
             if was is not now or version != written:
                 raise ConfigError(
@@ -287,7 +287,7 @@ class _Attempt:
 
     # --- layers ---
 
-    def _takes(self, number: int) -> None:
+    def _suspect(self, number: int) -> None:
         """If something goes wrong now, this micro-batch is the suspect.
 
         Only samples of the training can be set aside.
@@ -297,7 +297,7 @@ class _Attempt:
     def _fetch(self, number: int) -> None:
         """Fetch the samples of a micro-batch, as far as they are needed here."""
         del self.unfetched[number]
-        self._takes(number)
+        self._suspect(number)
         inputs, targets = self.batches.fetch(number)
         if number in self.begins:
             self.here["a", number, 0] = inputs
@@ -306,9 +306,13 @@ class _Attempt:
 
     def _compute(self, line: Instruction) -> None:
         began_s, number, backward = time.monotonic(), line.micro_batches[0], line.op is Op.BACKWARD
-        self._takes(number)
-        ways = {True: self._backward, False: self._forward if self.measure is None else self._validate}
-        ways[backward](number, *line.layers)
+        self._suspect(number)
+        if backward:
+            self._backward(number, *line.layers)
+        elif self.measure is None:
+            self._forward(number, *line.layers)
+        else:
+            self._validate(number, *line.layers)
         self.runner.in_hand = None  # What a callback raises is not for the samples to answer for.
         self.runner.computed(
             LayersComputed(self.step, self.key, backward, line.layers, number, began_s, time.monotonic())
@@ -330,7 +334,7 @@ class _Attempt:
             self.runner.needs(layer)
             began_s = time.perf_counter()
             value = _leaves(value)
-            buffers = self.runner.now_in(layer)
+            buffers = self.runner.buffer_versions(layer)
             out = self._out(layer, number, value)
             self.runner.check_buffers(layer, buffers)
             if layer == last - 1:
@@ -351,7 +355,7 @@ class _Attempt:
         try:
             return self.runner.loss(out, targets)
         except Exception as error:
-            error.add_note(f"the loss was given {_told(out)}, and as targets {_told(targets)}")
+            error.add_note(f"the loss was given {_described(out)}, and as targets {_described(targets)}")
             raise
 
     @torch.no_grad()
@@ -398,7 +402,7 @@ class _Attempt:
     def _was_given(self, layer: int, value: Value, number: int) -> str:
         """For who reads an error of a layer's: torch's own says of what shape, and not where."""
         name = type(self.runner.layers[layer]).__name__
-        return f"layer {layer}, a {name}, was given {_told(value)}, as micro-batch {number} of a step"
+        return f"layer {layer}, a {name}, was given {_described(value)}, as micro-batch {number} of a step"
 
     def _backward(self, number: int, start: int, stop: int) -> None:
         layers, samples = self.runner.layers, self.batches.samples[number]
@@ -438,7 +442,7 @@ def _each(value: Value) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     """For people: "float32 (4, 8), bool (4, 8)"."""
     each = (
         f"{dtype_name(each)} {tuple(each.shape)}" if isinstance(each, torch.Tensor) else type(each).__name__

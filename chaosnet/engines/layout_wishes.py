@@ -14,7 +14,7 @@ from ..scheduler.elastic.running import Running, check_wish, suits
 from .step_costs import Predicted
 
 
-def check_told(stages: int, layout: str, layers: int, micro_batches: int) -> None:
+def check_layout(stages: int, layout: str, layers: int, micro_batches: int) -> None:
     """Raises: ConfigError for stages, or a layout, that no number of members could run."""
     if stages > layers:
         raise ConfigError(f"stages: {stages} (expected at most {layers}, as the model has {layers} layers)")
@@ -65,7 +65,7 @@ class LayoutWishes:
             except ConfigError as error:
                 self._answer(each.asker, False, str(error))
 
-    def heard(self, wish: str) -> None:
+    def agree(self, wish: str) -> None:
         """A step was committed, with this wish ("": none)."""
         if wish:
             self.agreed = wish
@@ -76,13 +76,13 @@ class LayoutWishes:
         if self.own:
             return  # It has yet to be agreed on.
         for asker, layout in self._asking.items():
-            self._answer(asker, True, self._told(layout, running, predicted, step))
+            self._answer(asker, True, self._answer_of(layout, running, predicted, step))
         self._asking.clear()
 
     def _answer(self, asker: str, ok: bool, text: str) -> None:
         self._session.post(LayoutAnswered(asker, ok, text))
 
-    def _told(self, layout: str, running: Running | None, predicted: Predicted | None, step: int) -> str:
+    def _answer_of(self, layout: str, running: Running | None, predicted: Predicted | None, step: int) -> str:
         if running is None:
             return f"{layout} is noted: it runs when training goes on"
         if layout != FASTEST and not suits(running.laid, layout):

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ..scheduler.elastic.running import SPEEDS, Running
+from ..scheduler.elastic.running import SPEEDS
 from .layer_runner import Done
 
 EVERY, AT_FIRST = 8, 4  # Steps from one measurement to the next; the first so many are all measured.
@@ -40,11 +40,11 @@ class Pace:
         """Is the cost of layers measured, rather than guessed?"""
         return self.costs_us != self._guess
 
-    def tells(self, round: int) -> bool:
+    def is_due(self, round: int) -> bool:
         """Do all members tell in this round what they have measured?"""
         return round < AT_FIRST or round % EVERY == 0
 
-    def told(self, me: str, done: Done, running: Running) -> dict[str, tuple[float, float]]:
+    def measured(self, me: str, done: Done) -> dict[str, tuple[float, float]]:
         """What this node has measured in a step: (sum, number) by name."""
         said: dict[str, tuple[float, float]] = {}
         expected_us = 0.0
@@ -58,7 +58,7 @@ class Pace:
             said[f"pace {me}"] = took_us / expected_us, 1.0
         return said
 
-    def heard(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
+    def agree(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
         """Take over what all have told."""
         self.speeds = {name: speed for name, speed in self.speeds.items() if name in members}
         self._seen = {name: speed for name, speed in self._seen.items() if name in members}

@@ -46,16 +46,16 @@ class PipelineSettings:
     validation: Validation | None = None
 
 
-def terms_of(told: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
+def terms_of(settings: PipelineSettings, device: torch.device, builds: LayerBuilds) -> dict[str, str]:
     """What all members must have set alike."""
     own = ("loss", "callbacks", "validation")
     terms = {"pipelines": "True", "functions": ranges_of(sorted(builds.functions))} | {
-        each.name: str(getattr(told, each.name)) for each in fields(told) if each.name not in own
+        each.name: str(getattr(settings, each.name)) for each in fields(settings) if each.name not in own
     }
-    if told.validation is not None:
-        measures = ", ".join(told.validation.measures) or "none"
-        terms["validation"] = f"{told.validation.samples} samples, measures: {measures}"
-    if told.exact:  # The numbers may depend on these, too.
+    if settings.validation is not None:
+        measures = ", ".join(settings.validation.measures) or "none"
+        terms["validation"] = f"{settings.validation.samples} samples, measures: {measures}"
+    if settings.exact:  # The numbers may depend on these, too.
         terms |= {
             "torch": str(torch.__version__),
             "machine": _machine(device),

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 import xxhash
 
 from ..callbacks import Callbacks, EpochDone, StateLoaded, StepDone
-from ..data.evaluation import Evaluation, average
+from ..data.evaluation import average
 from ..node.collector import held_off
 from ..node.outcomes import StepOutcome
 from ..node.session import Offer, Session
@@ -29,8 +30,7 @@ from ..node.state.training_state import TrainingState
 from ..node.sums.layer_sums import LayerSums, Norms, clip
 from ..protocols.errors import ChaosnetError, CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
-from ..protocols.messages import Contribution, Deal, Tensor, View, ViewKey
-from ..protocols.sentences import in_again
+from ..protocols.messages import Contribution, Deal, Range, Tensor, View, ViewKey
 from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, choose
 from ..scheduler.elastic.traffic import Traffic
@@ -42,14 +42,15 @@ from ..training.lr_schedule import LRSchedule
 from ..training.nan_watch import LossWatch
 from ..training.randomness import Randomness
 from ..training.state_copies import StateCopies
+from .base import TrainingEngine
 from .global_batches import GlobalBatches
 from .keeping import Keeping, keeping_of
-from .layer_runner import Done, LayerRunner, due, forward_only, layers_in, needs_nothing
+from .layer_runner import Done, LayerRunner, MicroBatches, due, forward_only, layers_in, needs_nothing
 from .layers import Model, built, device_of, layers_of, made_for
-from .layout_wishes import LayoutWishes, check_told
+from .layout_wishes import LayoutWishes, check_layout
 from .pace import Pace
 from .pipeline_settings import PipelineSettings, terms_of
-from .step_costs import Predicted, StepCosts, told
+from .step_costs import Predicted, StepCosts, timings_of
 from .validation import Validating
 
 Event = TypeVar("Event")
@@ -73,15 +74,12 @@ class Calling:
             function(event)
 
 
-class Pipelines:
+class Pipelines(TrainingEngine):
     """A model in layers, its optimizer and all that belongs to them, in one cluster's life.
 
     Agreed: model, optimizer, LR scheduler, and `_counters`. Local: nothing that outlives a step.
 
     Attributes:
-        round: Steps of the all-reduce, also those in which nothing was trained.
-        step: Updates of the model since the cluster began; `samples`: the samples behind them; `joined_step`: the
-            value of `step` when this node last became a member.
         running: The pipelines of the step under way; None before the first, and while nobody wants to train.
         predicted: What a step of them should take.
         wants: Epochs that this node wants to see trained in all; 0: none any more.
@@ -96,32 +94,33 @@ class Pipelines:
         model: Model,
         optimizer: Any,
         lr_scheduler: Any,
-        told: PipelineSettings,
+        settings: PipelineSettings,
         checkpoints: CheckpointSettings | None,
     ) -> None:
-        self.session, self._told = session, told
-        self._callbacks = told.callbacks or Callbacks()
-        whole, builds = built(model, told.seed, told.keepers is not None)
+        super().__init__(session)
+        self._settings = settings
+        self._callbacks = settings.callbacks or Callbacks()
+        whole, builds = built(model, settings.seed, settings.keepers is not None)
         self.model, self.layers = layers_of(whole)
         self.optimizer, self._device = made_for(optimizer, self.model), device_of(self.model)
         lr_scheduler = made_for(lr_scheduler, self.optimizer)
-        self.evaluation, self.means = Evaluation(session.name), Means(session.say)
-        self.batches = GlobalBatches(told.batch, told.micro_batch, told.seed)
-        self.sums = LayerSums(self.layers, self.batches.micro_batches, told.exact)
-        self.validation = Validating(told.validation, told.loss, told.batch, told.micro_batch)
-        check_told(told.stages, told.layout, len(self.layers), self.batches.micro_batches)
-        self.schedule = LRSchedule(lr_scheduler, self.optimizer, told.lr_scheduler_every, session.say)
-        terms = terms_of(told, self._device, builds)
+        self.means = Means(session.say)
+        self.batches = GlobalBatches(settings.batch, settings.micro_batch, settings.seed)
+        self.sums = LayerSums(self.layers, self.batches.micro_batches, settings.exact)
+        self.validation = Validating(settings.validation, settings.loss, settings.batch, settings.micro_batch)
+        check_layout(settings.stages, settings.layout, len(self.layers), self.batches.micro_batches)
+        self.schedule = LRSchedule(lr_scheduler, self.optimizer, settings.lr_scheduler_every, session.say)
+        terms = terms_of(settings, self._device, builds)
         self.state = TrainingState(self.model, self.optimizer, lr_scheduler, None, terms)
         send = _sender(session)
         self.checkpointing = checkpointing_of(checkpoints, session)
         self.keeping: Keeping | None = None
-        if told.keepers is not None:
+        if settings.keepers is not None:
             self.keeping = keeping_of(
-                self.state, self.sums, told.keepers, self.evaluation, send, builds, self.checkpointing
+                self.state, self.sums, settings.keepers, self.evaluation, send, builds, self.checkpointing
             )
         self.runner = LayerRunner(
-            self.layers, told.loss, self.sums, send, self._layers_done,
+            self.layers, settings.loss, self.sums, send, self._layers_done,
             lambda event: self.calling.tell(self._callbacks.on_computed, event),
             self.keeping.await_layer if self.keeping is not None else needs_nothing, self._device,
         )  # fmt: skip
@@ -129,23 +128,20 @@ class Pipelines:
         window = None if self.keeping is None else self.keeping.parts
         self.agreement = Agreement(self.state, self, session.name, "stop", window)
         self.pace, self.costs = Pace(self.layers), StepCosts(len(self.layers))
-        self.round = self.step = self.joined_step = self.wants = 0
+        self.wants = 0
         # Agreed: epochs that members want to see trained, the most; has this cluster trained anything?
-        self.samples, self._goal, self._begun = 0.0, 0, False
-        self.wishes = LayoutWishes(session, told.layout, len(self.layers), self.batches.micro_batches)
+        self._goal, self._begun = 0, False
+        self.wishes = LayoutWishes(session, settings.layout, len(self.layers), self.batches.micro_batches)
         self.running: Running | None = None
         self.predicted: Predicted | None = None
         self.view: View | None = None
         self.key: ViewKey = (0, 0)  # Of the attempt under way.
         self._tried, self._torn = -1, False  # The round that was last begun, and whether it was begun anew.
         self._attempt: tuple[ViewKey, int] | None = None  # The attempt that others have a part of.
-        self._step_left = 0  # When the cluster went on without this node.
         self.deal, self.calling, self._nan = Deal(), Calling(), LossWatch(session.say)
         self.last: StepDone | None = None
         self._laid: Laid | None = None  # Of the last step that was trained.
         self._planned: tuple[Any, Running] | None = None  # Of what it was made, and what came of it.
-        self._loaded: StateLoaded | None = None
-        self._run = secrets.token_hex(8)
         if self.checkpointing is not None and session.settings.may_found:
             self.checkpointing.resume(self._load)
             self._run = secrets.token_hex(8)  # Not that of the checkpoint.
@@ -163,38 +159,15 @@ class Pipelines:
 
     def offer(self) -> Offer:
         """See `Engine`."""
-        return Offer(
-            digest=self.state.spec_digest(),
-            spec=self.state.spec(),
-            chunks=len(self.sums.chunks),
-            borders=self.sums.borders,
-            result_bytes=self.sums.total_bytes,
-            state_bytes=self.state.state_bytes(),
-            layer_bytes=self.state.layer_bytes(),
-            recomputes=True,
-            parts=self.keeping is not None,
-        )
-
-    def places(self) -> dict[str, torch.Tensor]:
-        """See `Engine`."""
-        return self.state.places()
+        return replace(super().offer(), recomputes=True, parts=self.keeping is not None)
 
     def founded(self) -> None:
         """See `Engine`."""
-        self.state.watch()
-        if self.checkpointing is not None:
-            self.checkpointing.founded()
         if self.keeping is not None:
             self.keeping.begin_anew([self.session.name])
         # Whoever wanted to train when a checkpoint was written is not here.
         self._begun, self._goal = False, 0
-        if self._loaded is not None:
-            self.loaded()
-
-    def load(self, arrival: Arrival) -> None:
-        """See `Engine`."""
-        self._load(arrival)
-        self.state.watch()
+        super().founded()
 
     def loaded(self) -> None:
         """See `Engine`."""
@@ -210,21 +183,21 @@ class Pipelines:
         if self.view is None or view.key > self.view.key:
             self.view = view
 
-    def entered(self, fetched: int | None) -> None:
-        """See `Engine`."""
-        self.joined_step = self.step
-        self.copies.serve_fellows(fetched)
-        if self.checkpointing is not None:
-            self.checkpointing.started(self.step, self._run)
+    # --- what the script's node asks ---
 
-    def left_behind(self) -> None:
-        """See `Engine`."""
-        self.copies.finish()
-        self._step_left = self.step
+    @property
+    def epoch(self) -> int:
+        """See `ScriptEngine`."""
+        return self.batches.epoch
 
-    def rejoined(self) -> None:
-        """See `Engine`."""
-        self.session.say(in_again(self.session.name, self._step_left, self.step))
+    @property
+    def in_callback(self) -> bool:
+        """See `ScriptEngine`."""
+        return self.calling.under_way
+
+    def blamed(self) -> tuple[Range, ...]:
+        """See `ScriptEngine`."""
+        return self.batches.blamed(self.runner.in_hand)
 
     # --- the state ---
 
@@ -234,11 +207,8 @@ class Pipelines:
         left_out = self.keeping.made.parameters if self.keeping is not None and whole else ()
         if self.keeping is not None and whole:
             self.keeping.parts.make_room(left_out)
-        runtime, replaced = self.agreement.told_by_load(lambda: self.state.load(arrival, left_out))
-        if replaced and self._loaded is None:  # Later loads replace what an earlier one has brought.
-            self.session.say(replaced)
-        self.round, self.step, self.samples = runtime["round"], runtime["step"], runtime["samples"]
-        self._run, self.random.key = runtime["run"], runtime["rng_key"]
+        runtime = self._load_state(arrival, left_out)
+        self.random.key = runtime["rng_key"]
         self.batches.from_plain(runtime["cursor"])
         self.validation.from_plain(runtime.get("validation"), self.batches.epoch)
         self.schedule.from_plain(runtime["lr_schedule"], self.batches.epoch, self.samples)
@@ -258,7 +228,6 @@ class Pipelines:
             self.keeping.made.loaded(self.checkpointing.loaded)
         elif self.keeping is not None:
             self.keeping.from_plain(runtime["keeping"])
-        self.agreement.forget()
         self._nan.forget()
         self._loaded = StateLoaded(self.round, self.step, arrival.manifest.total_bytes)
 
@@ -320,7 +289,7 @@ class Pipelines:
     def lacks_members(self) -> int:
         """How many more members must be there before anything is trained."""
         there = len(self.view.member_ids) if self.view is not None else 0
-        return 0 if self._begun else max(self._told.first_members - there, 0)
+        return 0 if self._begun else max(self._settings.first_members - there, 0)
 
     def compute(self) -> Contribution:
         """Compute this member's part of the step that is due, in the present view.
@@ -335,18 +304,17 @@ class Pipelines:
         self._torn = self._tried == self.round
         mailbox.begin(key, self.round)
         self.key = key
-        done, lines, batches = Done(), list[Instruction](), None
-        self.running, traffic = None, self.costs.traffic(self.view, self.sums)
-        keeping = self.keeping if self.session.name in self.view.member_set else None
+        done, traffic = Done(), self.costs.traffic(self.view, self.sums)
+        is_member = self.session.name in self.view.member_set  # A node that has left learns it here.
+        keeping = self.keeping if is_member else None
         lost = keeping is not None and bool(keeping.lost_in(self.view.member_ids))
         trains, validates = self.is_wanted, self.validates
-        # A node that has left learns it here.
-        if (trains or validates) and self.session.name in self.view.member_set and not lost:
+        computes = (trains or validates) and is_member and not lost
+        self.running = None  # Also if there is nothing that could run.
+        lines, batches = list[Instruction](), None
+        if computes:
             self.running = self._plan(traffic)
-            samples = self.batches.step if trains else self.validation.begin
-            batches = samples(self._device, self.random.key)
-            lines = due(self.running.program.instructions.get(self.session.name, ()), batches.samples)
-            lines = lines if trains else forward_only(lines)
+            lines, batches = self._work(self.running, trains)
         self.wishes.hear(len(self.view.member_ids))
         self.predicted = self.costs.predicted(self.running) if self.running and trains else None
         self.wishes.answer(self.running if trains else None, self.predicted, self.step + 1)
@@ -359,7 +327,7 @@ class Pipelines:
         self._attempt = key, self.round
         if batches is not None:
             seed = self.random.key, self.step  # Whatever rounds there were in which nothing was trained.
-            timed = self.pace.tells(self.round)
+            timed = self.pace.is_due(self.round)
             void = self._is_void() or again
             measure = self.validation.measure if validates else None
             done = self.runner.run(
@@ -371,19 +339,26 @@ class Pipelines:
             keeping.await_all()
         losses, weight = self.sums.loss_chunks()
         self.session.contribute(losses, weight, key)
-        norms = (
-            self.sums.norms(mailbox.take_sums(), keeping.first_of(), self._told.max_grad_norm is not None)
-            if keeping is not None
-            else {}
-        )
+        norms = self._norms(mailbox.take_sums(), keeping.first_of()) if keeping is not None else {}
         return self._contribution(done, norms, lost)
+
+    def _work(self, running: Running, trains: bool) -> tuple[list[Instruction], MicroBatches]:
+        """This member's instructions in the step that is due, and its micro-batches. Raises: ConfigError."""
+        samples = self.batches.step if trains else self.validation.begin
+        batches = samples(self._device, self.random.key)
+        lines = due(running.program.instructions.get(self.session.name, ()), batches.samples)
+        return lines if trains else forward_only(lines), batches
+
+    def _norms(self, results: Sequence[torch.Tensor], groups: Iterable[int]) -> Norms:
+        """Of the mean gradients of these groups, with what clipping them needs."""
+        return self.sums.norms(results, groups, squares=self._settings.max_grad_norm is not None)
 
     def _plan(self, traffic: Traffic) -> Running:
         """The pipelines of the step that is due. Raises: PlanInfeasible."""
         assert self.view is not None
         members = self.view.member_ids
         facts = Facts(
-            self.pace.costs_us, self.batches.micro_batches, self._told.stages, self.wishes.holds,
+            self.pace.costs_us, self.batches.micro_batches, self._settings.stages, self.wishes.holds,
             self.pace.speeds, traffic,
             None if self.keeping is None else self.keeping.facts(members),
         )  # fmt: skip
@@ -450,7 +425,7 @@ class Pipelines:
             else {},
             norms=tuple((group, *each) for group, each in norms.items()),
             wish=self.wishes.own,
-            timings=told(self.costs, self.pace, done, running, self.round, session, self.view)
+            timings=timings_of(self.costs, self.pace, done, running, self.round, session, self.view)
             if running and self.view and not done.void and not self.validates
             else {},
             **({} if leaving else self.evaluation.contribution()),
@@ -466,22 +441,9 @@ class Pipelines:
         gathered = self.keeping is not None and self.keeping.gathers
         epoch, validates = self.batches.epoch, self.validates
         evaluates, evaluated = average(self.evaluation, self.means, outcome)
-        applied = bool(total.weight) and not total.leaving and VOID not in total.metrics
         kept = self.keeping.agree(total) if self.keeping is not None else None
-        if applied:
-            results, groups = outcome.results, range(len(self.sums.groups))
-            assert results is not None, "layer sums leave nothing in place"
-            told = {group: (most, squares) for group, most, squares in total.norms}
-            norms = (
-                told
-                if self.keeping is not None
-                else self.sums.norms(results, groups, self._told.max_grad_norm is not None)
-            )
-            adopted = self.sums.adopt(total.present, results, total.weight, norms, kept)
-            applied = adopted.fits
-            if applied:
-                self.means.last["loss"] = sum(adopted.losses) / total.weight
-                self._apply(self.means.last["loss"], total.weight, norms)
+        counts = bool(total.weight) and not total.leaving and VOID not in total.metrics
+        applied = counts and self._adopt_sums(outcome, kept)
         if self.keeping is not None and kept is not None:
             stepped = self.keeping.parts.numbers(self.sums.with_gradient(total.present) if applied else ())
             self.copies.finish()  # Of what this member may not keep any more.
@@ -508,13 +470,30 @@ class Pipelines:
             round=outcome.step, step=self.step, applied=applied, weight=total.weight, samples=self.samples,
             epoch=self.batches.epoch, members=tuple(sorted(total.shares)), metrics=dict(self.means.last),
         )  # fmt: skip
-        whole = applied and total.weight == self._told.batch  # The last step of an epoch may be shorter.
+        whole = applied and total.weight == self._settings.batch  # The last step of an epoch may be shorter.
         ran = self.running if whole else None
         has_ended = validated is not None if self.validation.names else self.batches.epoch > epoch
         try:
             self._tell(self.last, applied or not evaluates, has_ended)
         finally:
             self.costs.ended(outcome.step, ran, time.monotonic(), adopted_s, self._torn)
+
+    def _adopt_sums(self, outcome: StepOutcome, kept: Collection[int] | None) -> bool:
+        """Step with the cluster's mean gradient, as far as this member keeps the state (`kept`; None: all of it).
+
+        Returns: False if a gradient did not fit its grid: then the step counts for nothing.
+        """
+        total, results = outcome.commit.total, outcome.results
+        assert results is not None, "layer sums leave nothing in place"
+        if self.keeping is not None:  # No member has the results of all groups.
+            norms = {group: (most, squares) for group, most, squares in total.norms}
+        else:
+            norms = self._norms(results, range(len(self.sums.groups)))
+        adopted = self.sums.adopt(total.present, results, total.weight, norms, kept)
+        if adopted.fits:
+            self.means.last["loss"] = sum(adopted.losses) / total.weight
+            self._apply(self.means.last["loss"], total.weight, norms)
+        return adopted.fits
 
     def _tell(self, done: StepDone, of_step: bool, of_epoch: bool) -> None:
         """Call the script's functions."""
@@ -555,8 +534,8 @@ class Pipelines:
 
     def _apply(self, loss: float, weight: float, norms: Norms) -> None:
         """The optimizer steps with the cluster's mean gradient."""
-        if self._told.max_grad_norm is not None:
-            clip(self.model.parameters(), self._told.max_grad_norm, norms)
+        if self._settings.max_grad_norm is not None:
+            clip(self.model.parameters(), self._settings.max_grad_norm, norms)
         self.copies.finish()
         with self.random.stepping(self.optimizer, self.step):
             self.optimizer.step()
@@ -572,17 +551,10 @@ class Pipelines:
         self._goal = max(max(total.shares.values(), default=0) - 1, 0)
         if total.pipelines:
             self._laid = Laid.from_plain(decode(total.pipelines))
-        self.wishes.heard(total.wish)
+        self.wishes.agree(total.wish)
         if total.timings:
-            self.pace.heard(total.timings, sorted(total.shares))
-            self.costs.heard(total.timings, sorted(total.shares))
-
-    # --- the end ---
-
-    def close(self, abandon: bool) -> None:
-        """End: with the checkpoint under way, or without it if the cluster went on without this node."""
-        if self.checkpointing is not None:
-            self.checkpointing.close(abandon)
+            self.pace.agree(total.timings, sorted(total.shares))
+            self.costs.agree(total.timings, sorted(total.shares))
 
 
 def _sender(session: Session) -> Callable[[Tensor, Any], None]:

@@ -30,7 +30,7 @@ NOTABLE_US = 200  # A delay that has changed by less is as it was.
 JUMP = 1.5  # A link whose rate or delay changes by this factor counts as another link.
 LAST = 3  # Steps.
 
-Told = dict[str, tuple[float, float]]
+Timings = dict[str, tuple[float, float]]
 """(Sum, number) by name."""
 
 
@@ -82,7 +82,7 @@ class StepCosts:
         self._steps_us: list[int] = []
         self._rests_us: list[int] = []
         self._ended: tuple[int, object, float] | None = None  # A round, its pipelines, and when it was over.
-        self._untold: Told = {}
+        self._untold: Timings = {}
         self._seen: dict[str, int] = {}  # What was told of links in the step before.
 
     @property
@@ -122,9 +122,9 @@ class StepCosts:
             rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - running.moving_us - step_us
             self._untold["rest"] = rest_us, 1.0
 
-    def told(
+    def measured(
         self, out_bytes: Mapping[int, int], me: str, members: Iterable[str], links: Mapping[str, LinkReading]
-    ) -> Told:
+    ) -> Timings:
         """What this node tells with its next step; of links only what is news.
 
         Members are numbered, as names are long.
@@ -159,7 +159,7 @@ class StepCosts:
 
     # --- what is agreed ---
 
-    def heard(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
+    def agree(self, timings: Mapping[str, tuple[float, float]], members: Sequence[str]) -> None:
         """Take over what all have told."""
         means = {
             name: total / weight
@@ -239,14 +239,14 @@ class StepCosts:
         self._ended, self._untold, self._seen = None, {}, dict(seen)
 
 
-def told(
+def timings_of(
     costs: StepCosts, pace: Pace, done: Done, running: Running, round: int, session: Session, view: View
-) -> Told:
+) -> Timings:
     """What this node tells with its part of a step: of layers in some steps, of links and the last step in all."""
-    is_timed = pace.tells(round)
+    is_timed = pace.is_due(round)
     links = read_links(session.loop, view.member_ids, is_timed)
-    said = costs.told(done.out_bytes if is_timed else {}, session.name, view.member_ids, links)
-    return said | (pace.told(session.name, done, running) if is_timed else {})
+    said = costs.measured(done.out_bytes if is_timed else {}, session.name, view.member_ids, links)
+    return said | (pace.measured(session.name, done) if is_timed else {})
 
 
 def read_links(loop: NodeLoop, members: Iterable[str], all_of_it: bool) -> dict[str, LinkReading]:

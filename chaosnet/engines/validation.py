@@ -64,24 +64,24 @@ class Validating:
 
     def __init__(
         self,
-        told: Validation | None,
+        validation: Validation | None,
         loss: Callable[[Any, Any], torch.Tensor],
         batch: int,
         micro_batch: int,
     ) -> None:
-        self._told, self._loss, self._batch, self._micro_batch = told, loss, batch, micro_batch
+        self._validation, self._loss, self._batch, self._micro_batch = validation, loss, batch, micro_batch
         self.last: dict[str, float] = {}
         self._epoch = self._at = 0  # Epochs validated, and samples of the next validation.
         self._sums: Sums = {}
         self._followed: dict[str, float] = {}  # Local: empty if the epoch has ended before this member came.
         self._own: Sums = {}  # Of what this member has measured in the step under way.
-        if told is not None:
-            if not isinstance(told, Validation):
-                raise ConfigError(f"validation: {type(told).__name__} (expected a chaosnet.Validation)")
-            check_dataset(told.dataset, told.collate_fn, WHERE)
-            if not told.samples:
+        if validation is not None:
+            if not isinstance(validation, Validation):
+                raise ConfigError(f"validation: {type(validation).__name__} (expected a chaosnet.Validation)")
+            check_dataset(validation.dataset, validation.collate_fn, WHERE)
+            if not validation.samples:
                 raise ConfigError(f"{WHERE}: a data set of 0 samples (expected at least 1)")
-            for name, each in told.measures.items():
+            for name, each in validation.measures.items():
                 if (
                     not isinstance(name, str)
                     or not 0 < len(name) <= MAX_NAME - len(PREFIX)
@@ -95,12 +95,14 @@ class Validating:
 
     @property
     def _length(self) -> int:
-        return 0 if self._told is None else self._told.samples
+        return 0 if self._validation is None else self._validation.samples
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all that is measured, as among metrics."""
-        return () if self._told is None else tuple(f"{PREFIX}{each}" for each in (LOSS, *self._told.measures))
+        if self._validation is None:
+            return ()
+        return tuple(f"{PREFIX}{each}" for each in (LOSS, *self._validation.measures))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -109,7 +111,7 @@ class Validating:
 
     def is_due(self, epoch: int) -> bool:
         """Has the model still to be validated after so many epochs?"""
-        return self._epoch < epoch and self._told is not None
+        return self._epoch < epoch and self._validation is not None
 
     # --- this member's part of a step ---
 
@@ -123,15 +125,15 @@ class Validating:
         )
 
     def _pair(self, start: int, samples: int, key: int) -> tuple[Any, Any]:
-        assert self._told is not None
+        assert self._validation is not None
         seed_generators(seed_from("validation", key, self._epoch, start))
-        items = one_by_one(self._told.dataset, list(range(start, start + samples)), lambda place: None)
-        return as_pair((self._told.collate_fn or default_collate)(items), WHERE)
+        items = one_by_one(self._validation.dataset, list(range(start, start + samples)), lambda place: None)
+        return as_pair((self._validation.collate_fn or default_collate)(items), WHERE)
 
     def measure(self, out: Any, targets: Any, samples: int) -> None:
         """Measure outputs of the last layer for a micro-batch. Raises: ConfigError for a result that is no number."""
-        assert self._told is not None
-        for name, function in {LOSS: self._loss, **self._told.measures}.items():
+        assert self._validation is not None
+        for name, function in {LOSS: self._loss, **self._validation.measures}.items():
             found = function(out, targets)
             try:
                 value = float(found)
@@ -173,7 +175,7 @@ class Validating:
 
     def to_plain(self) -> dict[str, Any] | None:
         """What is agreed; None without a validation."""
-        if self._told is None:
+        if self._validation is None:
             return None
         return {
             "epoch": self._epoch,
@@ -185,7 +187,7 @@ class Validating:
     def from_plain(self, plain: Mapping[str, Any] | None, epoch: int) -> None:
         """Take over what is agreed. If the run before validated otherwise, or not at all, none is under way."""
         self._epoch, self._at, self._sums, self.last = epoch, 0, {}, {}
-        if plain is not None and self._told is not None:
+        if plain is not None and self._validation is not None:
             self._epoch, self.last = plain["epoch"], dict(plain["last"])
             is_same = not plain["at"] % self._batch and plain["sums"].keys() == {*self.names}
             if is_same and plain["at"] < self._length:

@@ -37,24 +37,25 @@ from .orders import (
     Orders,
     decoded,
     encoded,
-    told,
+    member_line,
 )
 
+STDIN, STDOUT = 0, 1
 PATIENCE_S = "5"  # All hosts are reached when members start: who is there, is there soon.
 LAST_WORDS_S = 2.0  # What a member has started may hold its pipe for longer than it lives.
 
 
-class Ear:
-    """Lines from the launcher."""
+class Input:
+    """Lines from the launcher, by stdin."""
 
-    def __init__(self, source: int) -> None:
-        self._source, self._rest = source, b""
+    def __init__(self) -> None:
+        self._rest = b""
 
     def line(self, silence_s: float) -> bytes | None:
         """The next one. None: nobody is there any more, or has said anything for so long."""
         while b"\n" not in self._rest:
-            readable, _, _ = select.select([self._source], [], [], silence_s)
-            found = os.read(self._source, 65536) if readable else b""
+            readable, _, _ = select.select([STDIN], [], [], silence_s)
+            found = os.read(STDIN, 65536) if readable else b""
             if not found:
                 return None
             self._rest += found
@@ -62,24 +63,24 @@ class Ear:
         return line
 
 
-class Mouth:
-    """Lines to the launcher, from several threads. If nobody hears them, they are dropped."""
+class Output:
+    """Lines to the launcher, by stdout, from several threads. If nobody reads them, they are dropped."""
 
-    def __init__(self, target: int) -> None:
-        self._target, self._turn = target, threading.Lock()
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
 
     def say(self, line: bytes) -> None:
         with self._turn, contextlib.suppress(OSError):
             rest = memoryview(line)
             while rest:
-                rest = rest[os.write(self._target, rest) :]
+                rest = rest[os.write(STDOUT, rest) :]
 
 
 class Members:
     """Processes of this host."""
 
-    def __init__(self, mouth: Mouth) -> None:
-        self._mouth = mouth
+    def __init__(self, output: Output) -> None:
+        self._output = output
         self._processes: list[subprocess.Popen[bytes]] = []
         self._waiting: list[threading.Thread] = []
 
@@ -129,12 +130,12 @@ class Members:
             os.killpg(process.pid, signal.SIGKILL)  # What it has left behind.
         for reader in readers:
             reader.join(LAST_WORDS_S)
-        self._mouth.say(told(number, b"x", b"%d" % (code if code >= 0 else 128 - code)))
+        self._output.say(member_line(number, b"x", b"%d" % (code if code >= 0 else 128 - code)))
 
     def _pass_on(self, number: int, pipe: IO[bytes], kind: bytes) -> None:
         with pipe:
             for line in iter(lambda: pipe.readline(MAX_LINE // 2), b""):
-                self._mouth.say(told(number, kind, line.rstrip(b"\n")))
+                self._output.say(member_line(number, kind, line.rstrip(b"\n")))
 
 
 def ready(hello: LaunchHello) -> LaunchReady:
@@ -179,11 +180,11 @@ def told_to_end() -> threading.Event:
     return ends
 
 
-def obey(ear: Ear, members: Members, gone: threading.Event, grace_s: float) -> None:
+def obey(lines: Input, members: Members, gone: threading.Event, grace_s: float) -> None:
     """Until all have ended; once `gone` is set, they are asked to."""
 
     def listen() -> None:
-        while (line := ear.line(SILENCE_S)) is not None:
+        while (line := lines.line(SILENCE_S)) is not None:
             if line in (INTERRUPT, KILL):
                 members.signal(signal.SIGINT if line == INTERRUPT else signal.SIGKILL)
         gone.set()
@@ -200,18 +201,18 @@ def obey(ear: Ear, members: Members, gone: threading.Event, grace_s: float) -> N
 
 def main() -> None:
     """Ends with 0, whatever members have ended with: that is told."""
-    ear, mouth = Ear(0), Mouth(1)
-    hello = decoded(ear.line(SILENCE_S) or b"", LaunchHello)
+    lines, output = Input(), Output()
+    hello = decoded(lines.line(SILENCE_S) or b"", LaunchHello)
     if hello is None:
         sys.exit("error: chaosnet.launching.launched is what `chaosnet launch` starts on its hosts")
     answer = ready(hello)
-    mouth.say(MARK + encoded(answer))
+    output.say(MARK + encoded(answer))
     if answer.refused or hello.version != VERSION:
         return
-    while (line := ear.line(SILENCE_S)) is not None:
+    while (line := lines.line(SILENCE_S)) is not None:
         orders = decoded(line, Orders)
         if orders is not None:
-            members = Members(mouth)
+            members = Members(output)
             gone = told_to_end()
             with file_of(orders.allowed) as allowed:
                 try:
@@ -219,7 +220,7 @@ def main() -> None:
                 except OSError as error:
                     print(f"error: not all members can be started: {error}", file=sys.stderr)
                     gone.set()
-                obey(ear, members, gone, orders.grace_s)
+                obey(lines, members, gone, orders.grace_s)
             return
 
 

@@ -34,7 +34,7 @@ from .orders import (
     Orders,
     decoded,
     encoded,
-    heard,
+    parsed_line,
 )
 
 ANSWER_S = 40.0  # From ssh's start to what chaosnet says there.
@@ -187,7 +187,7 @@ class Remote:
     async def follow(self) -> None:
         """Tell what its members print, until they have ended, or the connection has."""
         while line := await self._line():
-            said = heard(line)
+            said = parsed_line(line)
             if said is None or said[0] >= self.host.slots:
                 continue
             member, (number, kind, text) = self.host.members[said[0]], said

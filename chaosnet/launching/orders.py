@@ -84,13 +84,13 @@ def decoded(text: bytes, kind: type[Line]) -> Line | None:
         return None
 
 
-def told(number: int, kind: bytes, text: bytes) -> bytes:
-    """A line of a member's."""
+def member_line(number: int, kind: bytes, text: bytes) -> bytes:
+    """A line of a member's, to the launcher."""
     return b"%d%s %s\n" % (number, kind, text)
 
 
-def heard(line: bytes) -> tuple[int, str, bytes] | None:
-    """Number, kind and text of what `told` made; None for anything else."""
+def parsed_line(line: bytes) -> tuple[int, str, bytes] | None:
+    """Number, kind and text of what `member_line` made; None for anything else."""
     head, space, text = line.rstrip(b"\n").partition(b" ")
     number, kind = head[:-1], head[-1:]
     if not (space and number.isdigit() and kind in (b"o", b"e", b"x")):

@@ -90,7 +90,8 @@ class Means:
         taken, self._pending = self._pending, {}
         return {
             name: (
-                sum((float(value) * weight for value, weight in pairs), 0.0),
+                # What has no weight may be no number: of a batch of which nothing was left.
+                sum((float(value) * weight for value, weight in pairs if weight), 0.0),
                 sum(weight for _, weight in pairs),
             )
             for name, pairs in taken.items()

@@ -42,7 +42,7 @@ class ScriptRules:
     ) -> None:
         self._model, self._optimizer, self._gradients, self._say = model, optimizer, gradients, say
         self.place = ""  # Which function of the script's runs in the middle of a step.
-        self._way = ""  # By which of the two calls the script has stepped last.
+        self._call = ""  # By which of the two calls the script has stepped last.
         self._stepped = ""  # Name of the optimizer that it has stepped last, if they have names.
         if scheduler is None and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             say(
@@ -119,25 +119,22 @@ class ScriptRules:
         finally:
             self.place = before
 
-    def check_place(self, way: str) -> None:
-        """`way`: what the script has called.
-
-        Raises: ConfigError in a function that is called in the middle of a step.
-        """
+    def check_place(self, call: str) -> None:
+        """Raises: ConfigError if the script makes that call in a function that runs in the middle of a step."""
         if self.place:
             raise ConfigError(
-                f"{self.place} called {way} (expected no step in it: Trainer has stepped the optimizer already, and "
+                f"{self.place} called {call} (expected no step in it: Trainer has stepped the optimizer already, and "
                 "steps the scheduler)"
             )
 
-    def check_way(self, way: str) -> None:
+    def check_call(self, call: str) -> None:
         """The script asks for a step. Raises: ConfigError if it has just asked for this one by the other call."""
-        before, self._way = self._way, way
-        if before in ("", way) or self._gradients.had_backward or not self._gradients.is_zero():
+        before, self._call = self._call, call
+        if before in ("", call) or self._gradients.had_backward or not self._gradients.is_zero():
             return
         raise ConfigError(
-            f"{way} after {before}, with no backward() between them: each of them is a step of the cluster (expected "
-            "one of them; delete the other)"
+            f"{call} after {before}, with no backward() between them: each of them is a step of the cluster "
+            "(expected one of them; delete the other)"
         )
 
     def check_backward(self, name: str) -> None:

@@ -85,33 +85,30 @@ class ScriptSteps:
 
     # --- what the script calls ---
 
-    def by(self, way: str, samples: float | None, name: str | None, overflow: bool = False) -> None:
-        """The script asks for a step.
-
-        `way`: by which call; `overflow`: a GradScaler found one, so the gradient is left out.
-        """
+    def requested(self, call: str, samples: float | None, name: str | None, overflow: bool = False) -> None:
+        """The script asks for a step by that call. `overflow`: a GradScaler found one: the gradient is left out."""
         if self._session.loop.is_here:
             raise ConfigError(
-                f"on_notice or on_parked called {way} (expected no step in it: links wait for it)"
+                f"on_notice or on_parked called {call} (expected no step in it: links wait for it)"
             )
         self._node.driver = threading.current_thread()
         with self.turn, no_modes(self._engine.kinds):
-            self._engine.rules.check_place(way)
-            self.check_trains(way)
+            self._engine.rules.check_place(call)
+            self.check_trains(call)
             if not self._node.leave_if_wanted():
                 if self.conclude():  # What the script has now, it has computed with the state before.
                     self._engine.drop_gradient()
                 else:
-                    self._asked(way, samples, name, overflow)
+                    self._asked(call, samples, name, overflow)
             if self._node.must_leave:
                 self._node.request_node_exit()
         endings.rest_if_all_ends()
 
-    def by_optimizer(self, name: str | None, overflow: bool) -> None:
+    def on_optimizer_step(self, name: str | None, overflow: bool) -> None:
         """The script has called optimizer.step()."""
-        self.by(STEP, None, name, overflow)
+        self.requested(STEP, None, name, overflow)
 
-    def by_scheduler(self, name: str, arguments: tuple[Any, ...]) -> None:
+    def on_scheduler_step(self, name: str, arguments: tuple[Any, ...]) -> None:
         """The script has called scheduler.step()."""
         self._engine.rules.check_place(SCHEDULE)
         if not self._session.done:
@@ -119,10 +116,10 @@ class ScriptSteps:
 
     # --- a step ---
 
-    def _asked(self, way: str, samples: float | None, name: str | None, overflow: bool) -> None:
+    def _asked(self, call: str, samples: float | None, name: str | None, overflow: bool) -> None:
         """Take the step that the script asks for, without its gradient if that does not count."""
         if samples != 0:
-            self._engine.rules.check_way(way)
+            self._engine.rules.check_call(call)
         left_out = overflow or self._void or samples == 0
         if left_out:
             self._engine.drop_gradient()
@@ -185,11 +182,11 @@ class ScriptSteps:
             raise NodeExpelled(f"{session.name} has put itself out of the cluster: {verdict.reason}")
         return 0.0
 
-    def check_trains(self, way: str) -> None:
+    def check_trains(self, call: str) -> None:
         """Raises: ConfigError in the middle of a loop over an evaluation."""
         if self._engine.evaluation.size:
             raise ConfigError(
-                f"{way} within a loop over trainer.evaluate (expected after it: nothing is trained meanwhile)"
+                f"{call} within a loop over trainer.evaluate (expected after it: nothing is trained meanwhile)"
             )
 
     @contextmanager

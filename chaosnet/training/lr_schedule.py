@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
-from ..node.state.training_state import check_optimizer
+from ..node.state.trainable import check_optimizer
 from ..protocols.errors import ConfigError
 from ..protocols.step_sync import means
 from .named_updates import parts_of

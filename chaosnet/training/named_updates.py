@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..node.state.training_state import check_optimizer
+from ..node.state.trainable import check_optimizer
 from ..protocols.errors import ConfigError
 
 Optimizers = torch.optim.Optimizer | dict[str, torch.optim.Optimizer] | list[torch.optim.Optimizer]

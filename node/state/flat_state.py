@@ -41,7 +41,7 @@ MAX_DIMENSIONS = 64
 CPU_RUN_BYTES = 1 << 20
 ACCELERATOR_RUN_BYTES = 64 << 20
 SMALL_BYTES = 16 << 10  # Making a view of such a tensor takes longer than copying it.
-STILL_BLOCK_BYTES = 1 << 20  # Of a frozen parameter: hashed together.
+FROZEN_BLOCK_BYTES = 1 << 20  # Of a frozen parameter: hashed together.
 
 Row = tuple[str, str, tuple[int, ...]]  # Name, dtype, shape.
 
@@ -183,7 +183,7 @@ class StateChanged(ChaosnetError):
     """The script has changed what was being copied, or sent from where it lies."""
 
 
-class Still:
+class FrozenTensor:
     """A frozen parameter on the CPU, row-major, with hashes of what it held: so it can be sent from where it lies.
 
     A script may change a frozen parameter all the same (to an average of other weights, say). What has changed is
@@ -194,12 +194,12 @@ class Still:
         self.name, self.address = name, tensor.data_ptr()
         self.changed = False
         self._data = memoryview(as_bytes(tensor).numpy().data)
-        self._hashes = [self._hash(block) for block in range(-(-len(self._data) // STILL_BLOCK_BYTES))]
+        self._hashes = [self._hash(block) for block in range(-(-len(self._data) // FROZEN_BLOCK_BYTES))]
 
     def __getitem__(self, part: slice) -> memoryview:
         """Raises: StateChanged if these bytes, or any in the same blocks, are not what they were."""
         start, stop, _ = part.indices(len(self._data))
-        for block in range(start // STILL_BLOCK_BYTES, -(-stop // STILL_BLOCK_BYTES)):
+        for block in range(start // FROZEN_BLOCK_BYTES, -(-stop // FROZEN_BLOCK_BYTES)):
             if self._hash(block) != self._hashes[block]:
                 self.changed = True
                 raise StateChanged(f"{self.name} is frozen, and was changed nevertheless")
@@ -207,7 +207,7 @@ class Still:
 
     def _hash(self, block: int) -> int:
         return xxhash.xxh3_64_intdigest(
-            self._data[block * STILL_BLOCK_BYTES : (block + 1) * STILL_BLOCK_BYTES]
+            self._data[block * FROZEN_BLOCK_BYTES : (block + 1) * FROZEN_BLOCK_BYTES]
         )
 
 
@@ -218,7 +218,9 @@ class Snapshot:
     were not to be copied have no part. The first `alike` tensors of the manifest are the same on all nodes.
     """
 
-    def __init__(self, manifest: Manifest, parts: Mapping[int, np.ndarray | Still], alike: int = 0) -> None:
+    def __init__(
+        self, manifest: Manifest, parts: Mapping[int, np.ndarray | FrozenTensor], alike: int = 0
+    ) -> None:
         self.manifest, self.alike = manifest, alike
         self._starts = sorted(parts)
         self._parts = [

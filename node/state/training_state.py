@@ -6,9 +6,7 @@ LR scheduler, counters, random generators, and what refers to which tensor. Noth
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,10 +25,10 @@ from .flat_state import (
     Arrival,
     Capture,
     Entry,
+    FrozenTensor,
     Manifest,
     Row,
     Snapshot,
-    Still,
     as_bytes,
     dtype_name,
     gather,
@@ -41,6 +39,7 @@ from .flat_state import (
 from .generators import get_generators, set_generators
 from .optimizer_loading import EXECUTION, load_optimizer
 from .plain import TensorTable
+from .trainable import buffer_slots, check_optimizer, check_parameter, is_read_only
 
 Spec = tuple[Row, ...]
 
@@ -48,112 +47,6 @@ Spec = tuple[Row, ...]
 # ones are copied together: a piece of the state would else be joined from many parts.
 HELD_BYTES = 64 << 10
 MANY = 1000  # Of small tensors. Their copying is mostly calls that hold the GIL: no gain in another thread.
-
-
-@dataclass(frozen=True, slots=True)
-class BufferSlot:
-    """Where a module keeps a buffer. The tensor in it may be another one after each forward pass."""
-
-    name: str
-    module: nn.Module
-    key: str
-    persistent: bool  # As in register_buffer: False for caches, which are no part of the model's state.
-
-    @property
-    def tensor(self) -> torch.Tensor | None:
-        return self.module._buffers.get(self.key)
-
-    @property
-    def writable(self) -> torch.Tensor | None:
-        """The tensor; if forward has put in one that torch refuses to write into, a copy takes its place first."""
-        tensor = self.tensor
-        if tensor is not None and is_read_only(tensor):
-            tensor = self.module._buffers[self.key] = tensor.clone(memory_format=torch.contiguous_format)
-        return tensor
-
-
-def buffer_slots(model: nn.Module) -> list[BufferSlot]:
-    """The model's buffers, each once, in the order of `model.named_modules()`."""
-    slots, seen = [], set()
-    for module_name, module in model.named_modules():
-        for key, tensor in module._buffers.items():
-            if tensor is None or id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            name = f"{module_name}.{key}" if module_name else key
-            slots.append(BufferSlot(name, module, key, key not in module._non_persistent_buffers_set))
-    return slots
-
-
-def check_parameter(name: str, parameter: nn.Parameter) -> None:
-    """Raises: ConfigError for a parameter that we cannot average or ship."""
-    if nn.parameter.is_lazy(parameter):
-        raise ConfigError(f"parameter {name!r} has no shape yet; run the model once before training")
-    if parameter.is_complex():
-        raise ConfigError(
-            f"parameter {name!r} is {dtype_name(parameter)}; complex parameters are not supported "
-            "(store the real and imaginary part as one real parameter, see torch.view_as_real)"
-        )
-    if parameter.layout != torch.strided:
-        raise ConfigError(f"parameter {name!r} is sparse; expected a dense one")
-
-
-def check_buffer(name: str, buffer: torch.Tensor) -> None:
-    """Raises: ConfigError for a buffer that we cannot average or ship."""
-    wrong = expected = ""
-    if buffer.is_meta:
-        wrong, expected = "has no data (it is on the device 'meta')", "another device"
-    elif buffer.layout != torch.strided or buffer.is_nested or buffer.is_quantized:
-        wrong = "is sparse, nested or quantized"
-        expected = "a dense one, as of to_dense() or dequantize()"
-    elif buffer.is_conj():
-        wrong = "is a conjugated view"
-        expected = "a copy of it, as of resolve_conj()"
-    elif buffer.is_inference():
-        wrong = "was made in inference mode"
-        expected = "a copy of it, as of clone() outside of that"
-    elif is_expanded(buffer):
-        wrong = "has several elements in one place of memory"
-        expected = "a copy, as of contiguous() after expand()"
-    if wrong:
-        raise ConfigError(f"buffer {name!r} {wrong}, so it cannot be averaged (expected {expected})")
-
-
-def is_expanded(tensor: torch.Tensor) -> bool:
-    """Do several elements share one place in memory, as after expand()? torch refuses to write into such a tensor."""
-    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def is_read_only(tensor: torch.Tensor) -> bool:
-    """Does torch refuse to write into it? Quick to tell, as there may be thousands of tensors."""
-    return tensor.is_inference() or (not tensor.is_contiguous() and is_expanded(tensor))
-
-
-def check_optimizer(optimizer: Any, what: str = "optimizer") -> None:
-    """Raises: ConfigError for what is no optimizer, or steps only with a closure."""
-    if isinstance(optimizer, type) or not all(hasattr(optimizer, each) for each in ("param_groups", "step")):
-        raise ConfigError(f"{what}: {optimizer!r:.200} (expected a torch.optim optimizer)")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError(
-            f"{what}: {type(optimizer).__name__} computes the loss itself, several times a step "
-            "(expected one whose step() needs no closure)"
-        )
-
-
-def thawed(parameter: str) -> ConfigError:
-    """The error for a parameter that was frozen when training began, and has a gradient now."""
-    return ConfigError(
-        f"parameter {parameter} has a gradient but had requires_grad=False when training began, so it is not "
-        "averaged; unfreeze it before that, and hold it with a learning rate of 0"
-    )
-
-
-def sparse_gradient(parameter: str) -> ConfigError:
-    """The error for a parameter with a sparse gradient, which we cannot average."""
-    return ConfigError(
-        f"parameter {parameter} has a sparse gradient; expected a dense one (for nn.Embedding, pass sparse=False)"
-    )
 
 
 class TrainingState:
@@ -195,7 +88,7 @@ class TrainingState:
                 )
         self._check_optimizer()
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-        self._still: dict[str, Still] = {}
+        self._in_place: dict[str, FrozenTensor] = {}
         self.parted: Collection[nn.Parameter] = ()  # Kept by some members only: not sent to joiners.
         # Has the script changed what only optimizer.step() should? Then all is copied at the step boundary.
         self._at_once = False
@@ -327,8 +220,8 @@ class TrainingState:
 
     def watch(self) -> None:
         """From now on send frozen parameters from where they lie, each as long as its hashes show no change."""
-        self._still = {
-            name: Still(name, parameter)
+        self._in_place = {
+            name: FrozenTensor(name, parameter)
             for name, parameter in self._frozen.items()
             if parameter.device.type == "cpu"
             and parameter.is_contiguous()
@@ -358,22 +251,22 @@ class TrainingState:
         table = TensorTable()
         without = self.parted if for_joiner else ()
         sections, only_stepped, alike = self._sections(table, canonical=False, without=without)
-        if any(still.changed for still in self._still.values()):
-            self._still = {}  # If the script changes one frozen parameter, it likely changes them all.
+        if any(each.changed for each in self._in_place.values()):
+            self._in_place = {}  # If the script changes one frozen parameter, it likely changes them all.
         sections["rng"] = plain.encode(get_generators(self.accelerators()), "rng")
         sections["runtime"] = plain.encode(runtime, "runtime")
         rows = map(row_of, table.names, table.tensors)
         manifest = Manifest(tuple(lay_out(rows)), plain.encode(sections, "state"), step)
         sizes = [entry.stop - entry.start for entry in manifest.entries]
         wanted = range(len(sizes)) if only is None else sorted(only(manifest.entries, alike))
-        parts: dict[int, np.ndarray | Still] = {}
+        parts: dict[int, np.ndarray | FrozenTensor] = {}
         late, now = list[int](), list[int]()
         for index in wanted:
             name = table.names[index]
             if not sizes[index]:
                 continue
-            if still := self._standing_still(name):
-                parts[manifest.entries[index].start] = still
+            if frozen := self._sent_in_place(name):
+                parts[manifest.entries[index].start] = frozen
             elif index < only_stepped and name not in self._frozen and not self._at_once:
                 tensor = table.tensors[index]
                 if held and sizes[index] >= HELD_BYTES and tensor.device.type == "cpu":
@@ -400,10 +293,10 @@ class TrainingState:
     def _copy_at_once(self) -> None:
         self._at_once = True
 
-    def _standing_still(self, name: str) -> Still | None:
-        """The parameter of that name, if it is frozen, and no other has been put in its place."""
-        still = self._still.get(name)
-        return still if still is not None and still.address == self._frozen[name].data_ptr() else None
+    def _sent_in_place(self, name: str) -> FrozenTensor | None:
+        """The parameter of that name, if it is frozen, and has not been given other memory."""
+        frozen = self._in_place.get(name)
+        return frozen if frozen is not None and frozen.address == self._frozen[name].data_ptr() else None
 
     @torch.no_grad()
     def load(self, arrival: Arrival, without: Collection[nn.Parameter] = ()) -> dict[Any, Any]:

@@ -27,7 +27,7 @@ from torch import nn
 from ...protocols.errors import ConfigError, LocalProtocolError, MalformedMessage
 from ...protocols.sums import bundles
 from ..devices import Moment
-from ..state.training_state import is_read_only, thawed
+from ..state.trainable import is_read_only, thawed
 from .compression import Compression, Encoding, encoding_of
 from .lanes import MAX_CHUNK_BYTES, LaneLayout, averaged, chunk_bytes_of
 from .staging import Staging
@@ -132,8 +132,8 @@ class Gradients:
         self._staging = Staging(layout)
         self._crossing = self._staging.crossing
         self._bundles_of: list[list[int]] = [[] for _ in self._parameters]
-        self._bundle = 0
-        self.bundle(1)
+        self._bundle_size = 0
+        self.set_bundle_size(1)
 
         self.alone = False
         self._in_place: _InPlace | None = None  # Gradients taken out of `.grad`, to be put back by `adopt`.
@@ -158,14 +158,14 @@ class Gradients:
         self._agreed: list[torch.Tensor] = []
         self.rebase()
 
-    def bundle(self, size: int) -> None:
+    def set_bundle_size(self, size: int) -> None:
         """From now on hand over so many neighbouring chunks at once, as many as travel as one message.
 
         Each call of `on_chunks_ready` costs backward a little. To be called between two steps.
         """
-        if size == self._bundle:
+        if size == self._bundle_size:
             return
-        self._bundle, self._bundles = size, bundles(len(self.chunks), size, self.borders)
+        self._bundle_size, self._bundles = size, bundles(len(self.chunks), size, self.borders)
         bundle_of = {chunk: index for index, chunks in enumerate(self._bundles) for chunk in chunks}
         self._parameters_in: list[list[int]] = [[] for _ in self._bundles]  # A bundle of buffers has none.
         for index, place in enumerate(self._parameters):
@@ -334,7 +334,7 @@ class Gradients:
     def _leave_in_place(self, weight: float) -> None:
         """Take the gradients out of `.grad` until `adopt`: what the script puts there meanwhile is another step's."""
         grads = [holder.grad for holder in self._holders]
-        buffers = [self._staging.buffers(number).clone() for number in range(len(self.lanes))]
+        buffers = [self._layout.buffers_part(number).clone() for number in range(len(self.lanes))]
         self._in_place = _InPlace(grads, weight, Moment(self._layout.devices), buffers)
         self._unwritten = True
         for holder in self._holders:

@@ -17,7 +17,7 @@ from ...protocols.errors import ConfigError
 from ...protocols.sums import bundles
 from ..devices import accelerators, to_device, widened
 from ..state.flat_state import device_runs, dtype_name
-from ..state.training_state import BufferSlot, buffer_slots, check_buffer, check_parameter
+from ..state.trainable import BufferSlot, buffer_slots, check_buffer, check_parameter
 
 # Small enough that slow links are busy all the time. On fast links several chunks travel as one message
 # (protocols/sums.py), as handling has a price per message.
@@ -134,23 +134,23 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Way:
-    """A copy in `LaneLayout.spread`: elements [begin, stop) of these joined chunks, to targets [first, last).
+class _Copy:
+    """A copy in `LaneLayout.spread`: elements [start, stop) of these joined chunks, to targets [first, last).
 
     Attributes:
-        is_part: Goes to a part of one target only, from its element `at` on.
+        is_part: Fills only a part of one target, from its element `offset` on.
         sizes: Elements for each target.
         is_flat: Are all targets 1-D?
     """
 
     chunks: range
     device: torch.device
-    begin: int
+    start: int
     stop: int
     first: int
     last: int
     is_part: bool
-    at: int
+    offset: int
     sizes: list[int]
     is_flat: bool
 
@@ -207,8 +207,8 @@ class LaneLayout:
                 start += elements
             self._add_lane(dtype, border, start, chunk_bytes // dtype.itemsize)
         self._crossings = bundles(len(self.chunks), max(CROSSING_BYTES // chunk_bytes, 1), self.borders)
-        self._ways: list[_Way] = []  # Of the last `spread`.
-        self._ways_of: tuple[list[Place], list[torch.device]] = [], []
+        self._copies: list[_Copy] = []  # Of the last `spread`, to these places on these devices.
+        self._copies_to: tuple[list[Place], list[torch.device]] = [], []
         ends = [(chunk.lane, chunk.stop) for chunk in self.chunks]
         places = itertools.chain(self.parameters, *self.buffers)
         self._chunks_of = {place: _chunks_at(place, ends) for place in places}
@@ -237,12 +237,14 @@ class LaneLayout:
 
     def gather_buffers(self, lane: int) -> torch.Tensor:
         """Copy the buffers of a lane, unweighted, to their place in its contribution. Returns: that place, 1-D."""
-        places, contribution = self.buffers[lane], self.lanes[lane].contribution
-        if not places:
-            return contribution[:0]
-        values = contribution[places[0].start : places[-1].stop]
-        stage(values, [place.buffer() for place in places], 1)
+        values = self.buffers_part(lane)
+        stage(values, [place.buffer() for place in self.buffers[lane]], 1)
         return values
+
+    def buffers_part(self, lane: int) -> torch.Tensor:
+        """The part of a lane's contribution in which its buffers lie, 1-D."""
+        places, contribution = self.buffers[lane], self.lanes[lane].contribution
+        return contribution[places[0].start : places[-1].stop] if places else contribution[:0]
 
     def spread(
         self, places: list[Place], targets: list[torch.Tensor], results: Sequence[torch.Tensor]
@@ -252,70 +254,69 @@ class LaneLayout:
         To a device, neighbouring chunks cross together.
         """
         wanted = ([*places], [target.device for target in targets])
-        if self._ways_of != wanted:  # Hardly ever: steps are alike, and there may be thousands of places.
-            self._ways_of, self._ways = wanted, self._plan(*wanted)
-        halves: dict[int, torch.Tensor] = {}  # By target: one that lies in several chunks, flat.
+        if self._copies_to != wanted:  # Hardly ever: steps are alike, and there may be thousands of places.
+            self._copies_to, self._copies = wanted, self._plan(*wanted)
+        partial: dict[int, torch.Tensor] = {}  # By target: one that lies in several chunks, flat.
         # By device: the last chunks that have crossed, once for all that lies in them, and their values there.
         crossed: dict[torch.device, tuple[range, torch.Tensor]] = {}
-        for way in self._ways:
-            if way.device.type == "cpu":
-                whole = results[way.chunks[0]]
+        for copy in self._copies:
+            if copy.device.type == "cpu":
+                joined = results[copy.chunks[0]]
             else:
-                known = crossed.get(way.device)
-                if known is None or known[0] != way.chunks:
-                    known = way.chunks, self._at(way.device, results, way.chunks)
-                    crossed[way.device] = known
-                _, whole = known
-            result = whole[way.begin : way.stop]
-            if not way.is_part:
-                run = targets[way.first : way.last]
+                if copy.device not in crossed or crossed[copy.device][0] != copy.chunks:
+                    crossed[copy.device] = copy.chunks, self._joined_on(copy.device, results, copy.chunks)
+                _, joined = crossed[copy.device]
+            values = joined[copy.start : copy.stop]
+            if copy.is_part:
+                target = targets[copy.first]
+                if copy.first not in partial:
+                    is_flat = target.is_contiguous()
+                    partial[copy.first] = target.view(-1) if is_flat else target.new_empty(target.numel())
+                partial[copy.first][copy.offset : copy.offset + values.numel()] = values
+            else:
+                run = targets[copy.first : copy.last]
                 # split() takes a third of the time, but gives flat tensors.
-                values = result.split(way.sizes) if way.is_flat else _unflatten_dense_tensors(result, run)
-                torch._foreach_copy_(run, list(values))
-                continue
-            target = targets[way.first]
-            flat = halves.get(way.first)
-            if flat is None:
-                flat = target.view(-1) if target.is_contiguous() else target.new_empty(target.numel())
-                halves[way.first] = flat
-            flat[way.at : way.at + result.numel()] = result
-        for index, flat in halves.items():
+                each = values.split(copy.sizes) if copy.is_flat else _unflatten_dense_tensors(values, run)
+                torch._foreach_copy_(run, list(each))
+        for index, flat in partial.items():
             if not targets[index].is_contiguous():
                 targets[index].copy_(flat.view(targets[index].shape))
 
-    def _at(self, device: torch.device, results: Sequence[torch.Tensor], chunks: range) -> torch.Tensor:
+    def _joined_on(
+        self, device: torch.device, results: Sequence[torch.Tensor], chunks: range
+    ) -> torch.Tensor:
         """The results of these chunks on `device`, joined."""
         parts = results[chunks.start : chunks.stop]
         return to_device(parts, device) if device in self.devices else torch.cat([*parts]).to(device)
 
-    def _plan(self, places: Sequence[Place], devices: Sequence[torch.device]) -> list[_Way]:
+    def _plan(self, places: Sequence[Place], devices: Sequence[torch.device]) -> list[_Copy]:
         """The copies that fill these places; those in a row, in the same chunks and on one device, are one copy."""
-        ways: list[_Way] = []
-        for number, (place, device) in enumerate(zip(places, devices, strict=True)):
-            for chunks in self._pieces(place, device):
-                start, stop = self.chunks[chunks[0]].start, self.chunks[chunks[-1]].stop
-                before = ways[-1] if ways else None
-                first, last = max(start, place.start), min(stop, place.stop)
-                is_part = last - first < place.stop - place.start
+        copies: list[_Copy] = []
+        for target, (place, device) in enumerate(zip(places, devices, strict=True)):
+            for chunks in self._chunks_crossing_to(place, device):
+                origin, end = self.chunks[chunks[0]].start, self.chunks[chunks[-1]].stop
+                start, stop = max(origin, place.start), min(end, place.stop)
+                is_part = stop - start < place.stop - place.start
+                before = copies[-1] if copies else None
                 if (
                     before is not None and not is_part and not before.is_part
-                    and (before.chunks, before.device, before.last) == (chunks, device, number)
-                    and before.stop == first - start
+                    and (before.chunks, before.device, before.last) == (chunks, device, target)
+                    and before.stop == start - origin
                 ):  # fmt: skip
-                    before.last, before.stop = number + 1, last - start
-                    before.sizes.append(last - first)
+                    before.last, before.stop = target + 1, stop - origin
+                    before.sizes.append(stop - start)
                     before.is_flat &= place.is_flat
                     continue
-                ways.append(
-                    _Way(
-                        chunks, device, first - start, last - start, number, number + 1, is_part,
-                        first - place.start, [last - first], place.is_flat,
+                copies.append(
+                    _Copy(
+                        chunks, device, start - origin, stop - origin, target, target + 1, is_part,
+                        start - place.start, [stop - start], place.is_flat,
                     )
                 )  # fmt: skip
-        return ways
+        return copies
 
-    def _pieces(self, place: Place, device: torch.device) -> list[range]:
-        """The chunks that a place lies in, grouped as they go to `device`."""
+    def _chunks_crossing_to(self, place: Place, device: torch.device) -> list[range]:
+        """The chunks that a place lies in, grouped as they are copied to `device` at once."""
         here = self.chunks_at(place)
         if device.type == "cpu":
             return [range(chunk, chunk + 1) for chunk in here]

@@ -30,7 +30,7 @@ from torch import nn
 
 from ...protocols.errors import ConfigError
 from ..devices import has_doubles
-from ..state.training_state import check_parameter, sparse_gradient, thawed
+from ..state.trainable import check_parameter, sparse_gradient, thawed
 from .compression import Encoding, Exact
 from .lanes import Chunk, Lane, chunk_bytes_of
 

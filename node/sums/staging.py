@@ -11,7 +11,7 @@ import torch
 
 from ..devices import Crossing, Moment, has_streams
 from ..state.flat_state import device_runs
-from ..state.training_state import sparse_gradient
+from ..state.trainable import sparse_gradient
 from .lanes import LaneLayout, Place, int_like, stage
 
 COMPARED_AT_ONCE = 1 << 17  # Elements: so many fit into a cache twice, for a comparison.
@@ -86,7 +86,7 @@ class Staging:
             self.write(range(len(grads)), grads, weight, waits=True)
         for number, lane in enumerate(self.lanes):
             if lane.op == "mean":
-                self.buffers(number).mul_(weight)
+                self._layout.buffers_part(number).mul_(weight)
 
     def differs(self, indices: Sequence[int], grads: Sequence[torch.Tensor | None], weight: float) -> bool:
         """Do these gradients, times `weight`, differ from what was written for them?"""
@@ -124,11 +124,6 @@ class Staging:
             else:
                 values.mul_(weight)
         return changed
-
-    def buffers(self, number: int) -> torch.Tensor:
-        """The part of a lane's contribution in which buffers lie."""
-        places, contribution = self._layout.buffers[number], self.lanes[number].contribution
-        return contribution[places[0].start : places[-1].stop] if places else contribution[:0]
 
     def _send(
         self,

@@ -120,7 +120,7 @@ class _Execution:
             for worker, lines in program.instructions.items()
         }
         self.came_s: dict[tuple[str, Tag], float] = {}
-        self.waiting: dict[tuple[str, Tag], str] = {}
+        self.waiting: set[tuple[str, Tag]] = set()
         self.buckets = {
             (worker, (bucket.start, bucket.stop)): bucket
             for each in program.plan.sync
@@ -154,7 +154,7 @@ class _Execution:
                 assert line.tag is not None
                 came_s = self.came_s.get((worker, line.tag))
                 if came_s is None:
-                    self.waiting[worker, line.tag] = worker
+                    self.waiting.add((worker, line.tag))
                     return False
                 clock.now_s = max(clock.now_s, came_s)
             case Op.REDUCE:
@@ -173,7 +173,8 @@ class _Execution:
     def _send(self, worker: str, now_s: float, peer: str, tag: Tag) -> None:
         samples = self.plan.micro_batches[tag.micro_batch].samples
         self.came_s[peer, tag] = now_s + self.costs.transfer_s(worker, peer, tag.boundary, samples)
-        if self.waiting.pop((peer, tag), None):
+        if (peer, tag) in self.waiting:
+            self.waiting.remove((peer, tag))
             self.ready.append(peer)
 
     def _reduce(self, worker: str, line: Instruction) -> bool:

@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -295,41 +296,47 @@ def _most(
     """
     if not capacities or count * min(capacities) > workers:
         return None
-    fixed, rest, left = _relaxed(capacities, count, workers, envelope or _envelope(capacities))
-    if not rest:
+    relaxed = _relaxed(capacities, count, workers, envelope or _envelope(capacities))
+    fixed = sum(capacities[length] * number for length, number in relaxed.fixed.items())
+    open_count, left = relaxed.open_count, relaxed.workers
+    if not open_count:
         return fixed
     if enough is not None:
-        a, b = rest
-        here = count - sum(rest.values())  # Pipelines fixed.
-        spare = left - a * (count - here)
-        bound = fixed + capacities[a] * (count - here) + (spare * (capacities[b] - capacities[a])) // (b - a)
+        a, b = relaxed.fixed  # Their lengths.
+        spare = left - a * open_count
+        at_least = fixed + capacities[a] * open_count
+        bound = at_least + (spare * (capacities[b] - capacities[a])) // (b - a)
         if bound < enough:
             return bound
-        whole = min(spare // (b - a), count - here)
-        rounded = fixed + capacities[a] * (count - here) + whole * (capacities[b] - capacities[a])
+        rounded = at_least + min(spare // (b - a), open_count) * (capacities[b] - capacities[a])
         if rounded >= enough:
             return rounded
-    return fixed + int(_window(capacities, sum(rest.values()), left)[-1].max())
+    return fixed + int(_window(capacities, open_count, left)[-1].max())
 
 
-def _relaxed(
-    capacities: Mapping[int, int], count: int, workers: int, envelope: Sequence[int]
-) -> tuple[int, dict[int, int], int]:
-    """Capacity of the pipelines that may be fixed, others {a: .., b: ..} to solve exactly, and workers for these.
+class _Relaxed(NamedTuple):
+    """`fixed`: pipelines that are settled, by length; `open_count`: others to solve exactly, on `workers`."""
 
-    None are left where all pipelines can have the length of the largest capacity: nothing is better.
+    fixed: dict[int, int]
+    open_count: int
+    workers: int
+
+
+def _relaxed(capacities: Mapping[int, int], count: int, workers: int, envelope: Sequence[int]) -> _Relaxed:
+    """The relaxed solution, as far as a whole one may be taken to agree with it (see `_most`).
+
+    All is settled where all pipelines can have the length of the largest capacity: nothing is better.
     """
     if count * envelope[-1] <= workers:
-        return count * capacities[envelope[-1]], {}, workers
+        return _Relaxed({envelope[-1]: count}, 0, workers)
     index = next(i for i, b in enumerate(envelope) if count * b > workers)
     a, b = envelope[index - 1], envelope[index]
     b_count = (workers - a * count) // (b - a)
     a_count = count - b_count - (1 if (workers - a * count) % (b - a) else 0)
     margin = 2 * (max(capacities) - min(capacities))
     fixed_a, fixed_b = max(a_count - margin, 0), max(b_count - margin, 0)
-    fixed = fixed_a * capacities[a] + fixed_b * capacities[b]
-    rest = count - fixed_a - fixed_b
-    return fixed, {a: rest - (b_count - fixed_b), b: b_count - fixed_b}, workers - fixed_a * a - fixed_b * b
+    left = workers - fixed_a * a - fixed_b * b
+    return _Relaxed({a: fixed_a, b: fixed_b}, count - fixed_a - fixed_b, left)
 
 
 def _window(capacities: Mapping[int, int], count: int, workers: int) -> npt.NDArray[np.int64]:
@@ -351,28 +358,19 @@ def _window(capacities: Mapping[int, int], count: int, workers: int) -> npt.NDAr
 
 def _choose(capacities: Mapping[int, int], count: int, workers: int) -> dict[int, int]:
     """How many of each length reach `_most`."""
-    envelope = _envelope(capacities)
-    _, rest, left = _relaxed(capacities, count, workers, envelope)
-    if not rest:
-        return {envelope[-1]: count}
-    found: Counter[int] = Counter()
-    window = sum(rest.values())
-    f = _window(capacities, window, left)
+    fixed, open_count, left = _relaxed(capacities, count, workers, _envelope(capacities))
+    if not open_count:
+        return fixed
+    found = Counter(fixed)
+    f = _window(capacities, open_count, left)
     extra, shortest = f.shape[1] - 1, min(capacities)
-    for c in range(window, 0, -1):
+    for c in range(open_count, 0, -1):
         for length, capacity in capacities.items():
             more = length - shortest
             if more <= extra and f[c, extra] == f[c - 1, extra - more] + capacity:
                 found[length] += 1
                 extra -= more
                 break
-    # What was fixed: of the relaxed solution, what the window does not hold.
-    index = next(i for i, b in enumerate(envelope) if count * b > workers)
-    a, b = envelope[index - 1], envelope[index]
-    b_count = (workers - a * count) // (b - a)
-    fixed_b = b_count - rest[b]
-    found[b] += fixed_b
-    found[a] += count - window - fixed_b
     return {length: number for length, number in found.items() if number}
 
 

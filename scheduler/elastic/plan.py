@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import networkx as nx
 
 from ...protocols.errors import PlanInfeasible
-from .sync_rounds import Bucket, rounds
+from .sync_rounds import Bucket, holders_by_layer, rounds
 
 
 class Hop(NamedTuple):
@@ -66,11 +66,8 @@ class Plan:
     @cached_property
     def holders(self) -> tuple[tuple[str, ...], ...]:
         """Per layer, who holds it, sorted: with ZeRO-1, the j-th of D holders has part j of D of its optimizer."""
-        found: list[list[str]] = [[] for _ in range(self.layers)]
-        for worker in sorted(self.placement):
-            for layer in self.placement[worker]:
-                found[layer].append(worker)
-        return tuple(tuple(each) for each in found)
+        found = holders_by_layer(self.placement)
+        return tuple(found.get(layer, ()) for layer in range(self.layers))
 
 
 class Pipeline(NamedTuple):
@@ -89,10 +86,7 @@ class Pipeline(NamedTuple):
 
 def cuts_of(sizes: Iterable[int]) -> tuple[int, ...]:
     """Layers of each stage: (2, 2, 3) gives (0, 2, 4, 7)."""
-    cuts = [0]
-    for size in sizes:
-        cuts.append(cuts[-1] + size)
-    return tuple(cuts)
+    return tuple(accumulate(sizes, initial=0))
 
 
 def even(total: int, parts: int) -> tuple[int, ...]:

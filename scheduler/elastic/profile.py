@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -111,10 +112,7 @@ def check(profile: Profile) -> None:
 
 
 def _running(values: Iterable[float]) -> tuple[float, ...]:
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return tuple(sums)
+    return tuple(itertools.accumulate(values, initial=0.0))
 
 
 def _interpolate(seconds: dict[int, tuple[float, float]], samples: float) -> tuple[float, float]:
@@ -151,9 +149,8 @@ def read(text: bytes, name: str = "profile") -> Profile:
 
 
 def uniform(
-    layers: int, forward_s: float, backward_s: float, *, static_bytes: float = 0.0, activation_bytes: float =
-    0.0,
-    boundary_bytes: float = 0.0, model: str = "uniform",
+    layers: int, forward_s: float, backward_s: float, *, static_bytes: float = 0.0,
+    activation_bytes: float = 0.0, boundary_bytes: float = 0.0, model: str = "uniform",
 ) -> Profile:  # fmt: skip
     """Equal layers, times in proportion to samples; parameters and gradients are 1/6 of `static_bytes` each."""
     layer = Layer(

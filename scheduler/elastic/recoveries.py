@@ -193,7 +193,7 @@ class Recoveries:
 
     def stay(self, state: State) -> list[Recovery]:
         if state.lost:
-            raise PlanInfeasible(f"{_some(state.lost)} lost (expected nobody)")
+            raise PlanInfeasible(f"{_names(state.lost)} lost (expected nobody)")
         return [self._judged("stay", state, state, overhead_s=0.0)]
 
     def _fill(self, state: State) -> list[Recovery]:
@@ -211,21 +211,21 @@ class Recoveries:
         return [self._judged("fill", state, filled)]
 
     def _reroute(self, state: State) -> list[Recovery]:
-        return [self._judged("reroute", state, replace(_hit(state), resized=False, clocks={}))]
+        return [self._judged("reroute", state, replace(_with_losses(state), resized=False, clocks={}))]
 
     def _resize(self, state: State) -> list[Recovery]:
-        return [self._judged("resize", state, replace(_hit(state), resized=True, clocks={}))]
+        return [self._judged("resize", state, replace(_with_losses(state), resized=True, clocks={}))]
 
     def _layers(self, state: State) -> list[Recovery]:
-        return [self._judged("layers", state, self.balance.cut_anew(self._uneven(state)))]
+        return [self._judged("layers", state, self.balance.cut_anew(self._to_rebalance(state)))]
 
     def _raise_clocks(self, state: State) -> list[Recovery]:
-        cut = self.balance.cut_anew(self._uneven(state))
+        cut = self.balance.cut_anew(self._to_rebalance(state))
         clocks = self.balance.clocks_of_stages(cut, self.most_clock)
         return [self._judged("clocks", state, replace(cut, clocks=clocks))]
 
     def _shrink(self, state: State) -> list[Recovery]:
-        concerned = self._uneven(state)
+        concerned = self._to_rebalance(state)
         left = [tuple(w for w in each.workers if w not in state.lost) for each in concerned.pipelines]
         return [self._new("shrink", state, self.balance.fitted([each for each in left if each], state))]
 
@@ -233,7 +233,7 @@ class Recoveries:
         """The fastest, with the fewest bytes to move; where workers differ, the fast ones by themselves, too."""
         cuts, counts = self.best_cuts(state)
         staffed = roles.staff(cuts, state.held, self.profile.state_bytes, state.pipelines)
-        if not self._differ(state):
+        if not self._speeds_differ(state):
             return [self._new("layout", state, (staffed, counts))]
         by_speed = sorted(state.held, key=lambda worker: (-self.cluster.workers[worker].speed, worker))
         names = iter(by_speed)
@@ -242,7 +242,7 @@ class Recoveries:
         return [self._new("layout", state, self.balance.fitted(each, state)) for each in both]
 
     def _drop(self, state: State) -> list[Recovery]:
-        whole = [each for each in _hit(state).pipelines if state.lost.isdisjoint(each.workers)]
+        whole = [each for each in _with_losses(state).pipelines if state.lost.isdisjoint(each.workers)]
         if not whole:
             raise PlanInfeasible("every pipeline has lost somebody")
         return [self._new("drop", state, (tuple(whole), self.balance.shares(whole, state)), restarts=False)]
@@ -284,11 +284,13 @@ class Recoveries:
         return range(1, max(1, min(MOST_STAGES, len(self.profile.layers), workers)) + 1)
 
     def _times(self, state: State) -> PipelineTimes:
-        memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
-        key = state.samples, memory_bytes
+        key = state.samples, self._least_memory_bytes(state)
         if key not in self._times_by:
             self._times_by[key] = PipelineTimes(self.profile, *key)
         return self._times_by[key]
+
+    def _least_memory_bytes(self, state: State) -> float:
+        return min(self.cluster.workers[worker].memory_bytes for worker in state.held)
 
     def best_cuts(self, state: State) -> tuple[list[Cuts], tuple[int, ...]]:
         """Cuts and micro-batches of each pipeline of the layout whose slowest is fastest, as it would be executed.
@@ -297,7 +299,7 @@ class Recoveries:
         Raises: PlanInfeasible that says which constraint no layout satisfies.
         """
         known = Counter(each.cuts for each in state.pipelines)
-        memory_bytes = min(self.cluster.workers[worker].memory_bytes for worker in state.held)
+        memory_bytes = self._least_memory_bytes(state)
 
         def rank(layout: Layout) -> tuple[float, int]:
             computed_s = max(self._group_s(group, state.samples, memory_bytes) for group in layout.groups)
@@ -345,10 +347,11 @@ class Recoveries:
             return []
         return [replace(clocked, bytes_moved=found.bytes_moved)]
 
-    def _uneven(self, state: State) -> State:
-        return state if self._differ(state) else _hit(state)
+    def _to_rebalance(self, state: State) -> State:
+        """`state`. Raises: PlanInfeasible if all workers are as fast and nobody is lost: it is balanced already."""
+        return state if self._speeds_differ(state) else _with_losses(state)
 
-    def _differ(self, state: State) -> bool:
+    def _speeds_differ(self, state: State) -> bool:
         return len({self.cluster.workers[worker].speed for worker in state.held}) > 1
 
     def _new(
@@ -407,13 +410,14 @@ class Recoveries:
         return hidden.added_s, moved.bytes_total
 
 
-def _hit(state: State) -> State:
+def _with_losses(state: State) -> State:
+    """`state`. Raises: PlanInfeasible if nobody with a role is lost."""
     if not state.lost:
         raise PlanInfeasible("nobody with a role is lost")
     return state
 
 
-def _some(workers: Collection[str]) -> str:
+def _names(workers: Collection[str]) -> str:
     names = sorted(workers)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

@@ -10,7 +10,8 @@ but a minimum: as many rounds as the buckets of who has most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
@@ -23,13 +24,19 @@ class Bucket(NamedTuple):
     holders: tuple[str, ...]
 
 
+def holders_by_layer(held: Mapping[str, Collection[int]]) -> dict[int, tuple[str, ...]]:
+    """Who holds each layer, sorted, by layers that anybody holds."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name in sorted(held):
+        for layer in held[name]:
+            names[layer].append(name)
+    return {layer: tuple(holders) for layer, holders in names.items()}
+
+
 def buckets(placement: Mapping[str, range], layers: int) -> list[Bucket]:
     """Neighbouring layers with the same holders, in the order of layers; those of one holder, too."""
-    holders: list[list[str]] = [[] for _ in range(layers)]
-    for worker in sorted(placement):
-        for layer in placement[worker]:
-            holders[layer].append(worker)
-    runs = groupby(range(layers), key=lambda layer: tuple(holders[layer]))
+    holders = holders_by_layer(placement)
+    runs = groupby(range(layers), key=lambda layer: holders.get(layer, ()))
     return [Bucket(run[0], run[-1] + 1, names) for names, run in ((names, [*of]) for names, of in runs)]
 
 

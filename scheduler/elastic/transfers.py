@@ -32,6 +32,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from ...protocols.errors import PlanInfeasible
 from .cluster import Cluster, Worker, seconds
+from .sync_rounds import holders_by_layer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -137,7 +138,7 @@ def _needs(
     state_bytes: Sequence[float],
     elsewhere: Mapping[str, Collection[int]],
 ) -> list[_Need]:
-    sources = _sources(held, elsewhere)
+    sources = holders_by_layer(elsewhere) | holders_by_layer(held)  # Survivors, if one has a layer.
     sizes = [round(stop - start) for start, stop in pairwise(state_bytes)]
     needs = []
     for destination in sorted(wanted):
@@ -164,22 +165,6 @@ def _sources_of(
             f"layer {layer}: no survivor holds it, but {destination} needs it (expected in `elsewhere`)"
         )
     return sources[layer]
-
-
-def _sources(
-    held: Mapping[str, range], elsewhere: Mapping[str, Collection[int]]
-) -> dict[int, tuple[str, ...]]:
-    """By layer, the survivors that hold it, or else who has it elsewhere."""
-    alive: defaultdict[int, list[str]] = defaultdict(list)
-    for worker in sorted(held):
-        for layer in held[worker]:
-            alive[layer].append(worker)
-    others: defaultdict[int, list[str]] = defaultdict(list)
-    for name in sorted(elsewhere):
-        for layer in elsewhere[name]:
-            others[layer].append(name)
-    same = {tuple(names): tuple(names) for names in [*others.values(), *alive.values()]}
-    return {layer: same[tuple(names)] for layer, names in (others | alive).items()}
 
 
 # --- from whom ---

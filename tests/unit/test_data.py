@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from chaosnet.data.share import Batch, DataShare, EpochOrder, as_batch, check_dataset, fetch, split
+from chaosnet.protocols.data_cursor import DataCursor
 from chaosnet.protocols.errors import ConfigError
 from chaosnet.protocols.messages import Contribution, Strike
 
@@ -179,6 +180,13 @@ def test_ranges_are_positions_in_the_permutation():
 
 def test_a_negative_seed_is_as_good_as_any():
     assert sorted(EpochOrder(5, seed=-1).indices(2, [(0, 5)])) == [0, 1, 2, 3, 4]
+
+
+def test_a_share_goes_by_the_order_of_the_cluster_that_it_has_come_to():
+    share = DataShare("a", seed=1)
+    for seed in (1, 2):
+        share.cursor = DataCursor(100, seed)
+        assert share.indices(range(100)) == EpochOrder(100, seed).indices(0, [(0, 100)])
 
 
 @st.composite

@@ -1,8 +1,10 @@
 """Shaping containers: what docker says is understood, and what tc is told; no engine is needed."""
 
+import json
+
 import pytest
 
-from chaosnet.netem import LinkSpec, TestbedError, commands
+from chaosnet.netem import LinkSpec, TestbedError, Topology, commands, docker, netns
 from chaosnet.netem.docker import Docker, address_of, containers, device_by_address, ends_of, network_of
 from chaosnet.netem.topology import ring
 
@@ -102,6 +104,19 @@ def test_an_end_is_cut_and_delayed_as_in_a_namespace():
     assert " ".join(commands.cut_end("eth3")) == (
         "qdisc replace dev eth3 root handle 4: tbf rate 8bit burst 1 latency 1ms"
     )
+
+
+def test_a_node_that_has_gone_keeps_no_link_from_getting_a_delay(monkeypatch):
+    made = Docker("p", Topology({("x", "y"): LinkSpec(), ("x", "z"): LinkSpec()}))
+    at_x = [{"ifname": "eth0", "addr_info": [{"local": "10.0.2.2"}]}]
+    wanted = []
+    monkeypatch.setattr(docker, "containers_of", lambda project: THREE)
+    monkeypatch.setattr(docker, "_check_tools", lambda: None)
+    monkeypatch.setattr(docker, "run", lambda command: json.dumps(at_x))
+    monkeypatch.setattr(docker, "run_all", wanted.extend)
+    monkeypatch.setattr(netns, "has_netem", lambda: True)
+    made.change({("x", "z"): LinkSpec(delay_ms=20.0)})
+    assert [command[2:7] for command in wanted] == [("11", "-n", "tc", "qdisc", "replace")] * 2
 
 
 # --- what is missing ---

@@ -707,7 +707,7 @@ def test_chunks_are_handed_over_in_bundles_that_may_change_between_steps(size):
     gradients = Gradients(model, TINY_CHUNKS, given.append)
     for count in (size, 1, size):
         given.clear()
-        gradients.bundle(count)
+        gradients.set_bundle_size(count)
         gradients.arm(2)
         loss_of(model, *samples(2)).backward()
         finished = gradients.finish(2)

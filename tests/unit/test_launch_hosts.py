@@ -4,7 +4,7 @@ import pytest
 
 from chaosnet.launching.hosts import LaunchHost, check_addresses, parse_hosts, taken_for
 from chaosnet.launching.launcher import Job
-from chaosnet.launching.orders import heard, told
+from chaosnet.launching.orders import member_line, parsed_line
 from chaosnet.protocols.errors import ConfigError
 
 FILE = "hosts.txt"
@@ -88,5 +88,5 @@ def test_the_home_of_the_user_there_is_found_there():
 
 
 def test_what_a_member_has_said_is_heard_as_it_was():
-    assert heard(told(12, b"e", b"a b\r")) == (12, "e", b"a b\r")
-    assert heard(b"Welcome to n1\n") is None and heard(b"\n") is None
+    assert parsed_line(member_line(12, b"e", b"a b\r")) == (12, "e", b"a b\r")
+    assert parsed_line(b"Welcome to n1\n") is None and parsed_line(b"\n") is None

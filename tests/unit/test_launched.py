@@ -31,17 +31,17 @@ def test_a_member_that_cannot_be_started_leaves_none_behind(monkeypatch, capsys,
         encoded(Orders(members, join="", allowed=[], grace_s=0.5)),
     ]
 
-    class Ear:
+    class Input:
         """The launcher stays, and says no more."""
 
-        def __init__(self, source):
+        def __init__(self):
             pass
 
         def line(self, silence_s):
             return lines.pop(0) if lines else threading.Event().wait()
 
-    class Mouth:
-        def __init__(self, target):
+    class Output:
+        def __init__(self):
             pass
 
         def say(self, line):
@@ -53,8 +53,8 @@ def test_a_member_that_cannot_be_started_leaves_none_behind(monkeypatch, capsys,
         started.append(popen([sys.executable, "-c", "import time; time.sleep(600)"], **options))
         return started[0]
 
-    monkeypatch.setattr(launched, "Ear", Ear)
-    monkeypatch.setattr(launched, "Mouth", Mouth)
+    monkeypatch.setattr(launched, "Input", Input)
+    monkeypatch.setattr(launched, "Output", Output)
     monkeypatch.setattr(launched.subprocess, "Popen", start)
     monkeypatch.setenv("CHAOSNET_INSECURE", "1")
     monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ def asked():
         for asker, layout in (("a", first), ("b", second)):
             waiting.put(SimpleNamespace(asker=asker, layout=layout))
         wishes.hear(4)
-        wishes.heard(wishes.own)
+        wishes.agree(wishes.own)
         wishes.answer(None, None, step=7)
         return answers
 

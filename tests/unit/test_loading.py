@@ -209,7 +209,7 @@ def test_what_is_expected_is_dealt_if_nothing_happens(accumulate, rules):
     deal = (("a", 4), ("b", 3))
     a, b = share_of("a", deal, **rules), share_of("b", deal, **rules)
     expected = list(a.ahead(2, accumulate))
-    dealt, order = [], a.order()
+    dealt, order = [], a.order
     while a.epoch < 2:
         mine = list(a.take())
         dealt += [order.indices(a.epoch, part) for part in parts(mine, accumulate, a.rules.min_samples)]

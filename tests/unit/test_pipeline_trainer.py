@@ -396,7 +396,7 @@ def test_a_checkpoint_goes_on_in_trainer_and_one_of_trainer_in_pipelines(tmp_pat
             if step.step == 2:
                 break
         wanted = t.state_hash()
-        left = {*range(20)} - {*t.engine.batches.share.order().indices(0, [(0, 16)])}
+        left = {*range(20)} - {*t.engine.batches.share.order.indices(0, [(0, 16)])}
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with Trainer(model, optimizer, checkpoints=to_disk, **ONE) as t:
@@ -469,7 +469,7 @@ def both_ways(make):
     model = nn.Sequential(*make())
     with trainer(model, torch.optim.SGD(model.parameters(), lr=0.3), **sizes) as t:
         found.append([step.metrics["loss"] for step in t.steps(data, epochs=1)])
-        order = t.engine.batches.share.order().indices(0, [(0, 20)])
+        order = t.engine.batches.share.order.indices(0, [(0, 20)])
     torch.manual_seed(0)
     model = nn.Sequential(*make())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)

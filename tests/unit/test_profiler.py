@@ -23,6 +23,22 @@ def test_bytes_of_layers_are_those_of_their_parameters_and_outputs():
     assert all({*layer.seconds} == {1, 2} for layer in found.layers)
 
 
+class Scaled(nn.Module):
+    """As rotary embeddings: multiplies by a table that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.ones(1000, 4))
+
+    def forward(self, x):
+        return x * self.table[: x.shape[1]]
+
+
+def test_a_table_of_a_layer_is_not_kept_for_each_micro_batch():
+    (layer,) = profile_layers("scaled", [Scaled()], torch.zeros(1, 8, 4), sizes=(1,), rounds=1).layers
+    assert layer.activation_bytes == 0
+
+
 def test_a_larger_layer_takes_longer():
     found = profile_layers(
         "two", [nn.Linear(64, 2048), nn.Linear(2048, 2048)], torch.zeros(1, 256, 64), rounds=3

@@ -12,9 +12,10 @@ from chaosnet.node.state.training_state import TrainingState
 from chaosnet.node.sums.gradients import Gradients
 from chaosnet.protocols.contributions import NAMED, merge, merge_sides
 from chaosnet.protocols.messages import Contribution, Side
-from chaosnet.training.agreement import Agreement, first_difference
+from chaosnet.training.agreement import Agreement
 from chaosnet.training.lr_schedule import LRSchedule, finished
 from chaosnet.training.named_updates import NamedOptimizers, NamedSchedulers
+from chaosnet.training.replica_settings import first_difference
 
 LENGTH = 24
 
@@ -411,7 +412,7 @@ def test_evaluations_however_often_they_come_hide_no_part_of_the_state(evaluates
     made = [agreement_of(me=name) for name in ("n0", "n1")]
     nodes = [each for each, _ in made]
     with torch.no_grad():
-        next(made[1][0]._state.model.parameters()).add_(1)
+        next(made[1][1].model.parameters()).add_(1)
     step, verdicts = 200, []
     for round in range(300, 300 + 3 * EVERY):
         evaluating = round % 64 in evaluates

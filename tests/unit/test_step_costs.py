@@ -22,7 +22,7 @@ def hear(costs, *said, members=("a", "b")):
         for name, (total, weight) in each.items():
             old = sums.get(name, (0.0, 0.0))
             sums[name] = old[0] + total, old[1] + weight
-    costs.heard(sums, members)
+    costs.agree(sums, members)
 
 
 def reading(**more):
@@ -33,7 +33,7 @@ def test_what_a_step_took_beyond_its_parts_is_the_rest():
     costs = StepCosts(2)
     costs.ended(4, RUNNING, 10.0, 0.1)
     costs.ended(5, RUNNING, 11.25, 0.1)
-    hear(costs, costs.told({}, "a", (), {}))
+    hear(costs, costs.measured({}, "a", (), {}))
     assert (costs.step_us, costs.rest_us) == (100_000, 250_000)
     assert costs.predicted(RUNNING).total_us == 1_250_000
     assert (
@@ -47,7 +47,7 @@ def test_a_step_in_which_something_changed_says_nothing():
         costs = StepCosts(2)
         costs.ended(4, RUNNING, 10.0, 0.1)
         costs.ended(round, running, 99.0, 0.1, torn)
-        assert costs.told({}, "a", (), {}) == {"step": (1e5, 1.0)}  # But that it was adopted.
+        assert costs.measured({}, "a", (), {}) == {"step": (1e5, 1.0)}  # But that it was adopted.
 
 
 def test_one_step_that_takes_long_is_not_expected_again():
@@ -78,17 +78,17 @@ def test_rates_that_differ_by_noise_stay_and_others_are_taken_when_two_in_a_row_
         (500, 500),
         (550, 500),
     ):
-        hear(costs, costs.told({}, "a", ("b", "a"), reading(sent_bps=mbit * 1e6)))
+        hear(costs, costs.measured({}, "a", ("b", "a"), reading(sent_bps=mbit * 1e6)))
         assert costs.rates_mbit == {("a", "b"): known}
 
 
 def test_a_probe_counts_until_traffic_tells_more():
     costs = StepCosts(2)
-    hear(costs, costs.told({}, "a", "ab", reading(rate_bps=5e8)))
+    hear(costs, costs.measured({}, "a", "ab", reading(rate_bps=5e8)))
     assert costs.rates_mbit == {("b", "a"): 500}
     for _ in range(2):
-        at_b = costs.told({}, "b", "ab", {"a": LinkReading(sent_bps=1e8)})
-        hear(costs, at_b, costs.told({}, "a", "ab", reading(rate_bps=5e8)))
+        at_b = costs.measured({}, "b", "ab", {"a": LinkReading(sent_bps=1e8)})
+        hear(costs, at_b, costs.measured({}, "a", "ab", reading(rate_bps=5e8)))
     assert costs.rates_mbit == {("b", "a"): 100}
 
 
@@ -96,13 +96,13 @@ def test_a_later_probe_counts_where_no_traffic_has_told_more():
     """What a start has measured may be wrong by far, and nothing is sent over a link that seems slow."""
     costs = StepCosts(2)
     for mbit, known in ((9, 9), (1000, 9), (1000, 1000)):
-        hear(costs, costs.told({}, "a", "ab", reading(rate_bps=mbit * 1e6)))
+        hear(costs, costs.measured({}, "a", "ab", reading(rate_bps=mbit * 1e6)))
         assert costs.rates_mbit == {("b", "a"): known}
 
 
 def test_links_of_who_is_gone_are_forgotten():
     costs = StepCosts(2)
-    hear(costs, costs.told({}, "a", "ab", reading(sent_bps=1e8, rtt_min_s=0.01)))
+    hear(costs, costs.measured({}, "a", "ab", reading(sent_bps=1e8, rtt_min_s=0.01)))
     assert costs.delays_us == {("a", "b"): 5000}
     hear(costs, members=("a", "c"))
     assert costs.rates_mbit == costs.delays_us == {}
@@ -110,7 +110,9 @@ def test_links_of_who_is_gone_are_forgotten():
 
 def test_who_joins_knows_what_the_others_know():
     costs, joiner = StepCosts(2), StepCosts(2)
-    hear(costs, costs.told({0: 40}, "a", "ab", reading(sent_bps=1e8, rtt_min_s=0.01)), {"rest": (7.0, 1.0)})
+    hear(
+        costs, costs.measured({0: 40}, "a", "ab", reading(sent_bps=1e8, rtt_min_s=0.01)), {"rest": (7.0, 1.0)}
+    )
     joiner.from_plain(costs.to_plain())
     assert joiner.to_plain() == costs.to_plain()
 
@@ -146,31 +148,31 @@ def test_plans_are_made_of_what_the_view_says_and_of_what_was_measured():
 
 def test_what_was_beyond_another_link_is_forgotten():
     costs = StepCosts(2)
-    hear(costs, costs.told({}, "a", "ab", reading(sent_bps=1e9)), {"rest": (7.0, 1.0)})
+    hear(costs, costs.measured({}, "a", "ab", reading(sent_bps=1e9)), {"rest": (7.0, 1.0)})
     hear(costs, {"rest": (7.0, 1.0)})
     costs.ended(4, RUNNING, 10.0, 0.1)
-    hear(costs, costs.told({}, "a", "ab", reading(sent_bps=8e8)))
+    hear(costs, costs.measured({}, "a", "ab", reading(sent_bps=8e8)))
     assert costs.rest_us == 7
     for _ in range(2):
-        hear(costs, costs.told({}, "a", "ab", reading(sent_bps=1e8)))
+        hear(costs, costs.measured({}, "a", "ab", reading(sent_bps=1e8)))
     costs.ended(5, RUNNING, 99.0, 0.1)
-    hear(costs, costs.told({}, "a", "ab", {}))
+    hear(costs, costs.measured({}, "a", "ab", {}))
     assert costs.rest_us == 0
 
 
 def test_what_is_known_of_a_link_is_not_told_again():
     costs = StepCosts(2)
     links = reading(sent_bps=1e9, rate_bps=1e9, rtt_min_s=0.01)
-    hear(costs, first := costs.told({}, "a", "ab", links))
+    hear(costs, first := costs.measured({}, "a", "ab", links))
     assert sorted(first) == ["came 1 0", "delay 0 1", "sent 0 1"]
-    assert costs.told({}, "a", "ab", links) == {}
+    assert costs.measured({}, "a", "ab", links) == {}
 
 
 def test_state_that_moves_is_in_what_the_first_step_is_to_take_and_not_in_its_rest():
     costs, first = StepCosts(2), SimpleNamespace(**{**vars(RUNNING), "moving_us": 300_000.0})
     costs.ended(4, RUNNING, 10.0, 0.1)
     costs.ended(5, first, 11.55, 0.1)  # Other keepers, and the pipelines of before.
-    hear(costs, costs.told({}, "a", (), {}))
+    hear(costs, costs.measured({}, "a", (), {}))
     assert costs.rest_us == 250_000
     assert costs.predicted(first).total_us == 1_550_000 and costs.predicted(RUNNING).total_us == 1_250_000
     assert str(costs.predicted(first)).startswith("predicted 1250.0 ms a step (700.0 computing, ")

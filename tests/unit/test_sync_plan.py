@@ -1,4 +1,4 @@
-"""`chaosnet.scheduler.sync_plan`: trees for the gradient, links for the overlay."""
+"""`chaosnet.scheduler.sync_plan`: trees for the gradient; `link_plan`: links for the overlay."""
 
 import itertools
 import math
@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosnet.errors import ConfigError, PlanInfeasible
+from chaosnet.scheduler.link_plan import choose_neighbors, repair_links
 from chaosnet.scheduler.sync_plan import (
     POLICIES,
     attach_leaf,
     best_single_tree,
-    choose_neighbors,
     custom,
     fapt,
-    repair_links,
     ring,
 )
 from chaosnet.scheduler.trees import (

@@ -152,6 +152,17 @@ def test_a_value_given_several_times_is_averaged_by_weight(start, data):
     assert trainer.metrics["accuracy"] == 0.75
 
 
+def test_what_has_no_weight_does_not_count_even_if_it_is_no_number(start, data):
+    """As the mean over a batch of which nothing was left."""
+    trainer = start()
+    batch = next(trainer.batches(data, batch_size=8))
+    loss_of(trainer.model, batch).backward()
+    trainer.mean(0.5, "accuracy", weight=2)
+    trainer.mean(float("nan"), "accuracy", weight=0)
+    trainer.update()
+    assert trainer.metrics["accuracy"] == 0.5
+
+
 def test_the_state_hash_changes_with_every_update(start, data):
     trainer = start()
     hashes = {trainer.state_hash()}
@@ -474,6 +485,16 @@ def test_a_sparse_gradient_is_refused_with_the_name_of_its_parameter(start):
     with pytest.raises(ConfigError, match=r"'words\.weight' has a sparse gradient"):
         model["words"](torch.tensor([1])).sum().backward()
         trainer.update()
+
+
+def test_a_trainer_that_is_refused_leaves_nothing_at_the_model(tmp_path):
+    (tmp_path / "step-1").touch()
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for settings in ({"extra_state": [1]}, {"checkpoints": Checkpoints(tmp_path / "step-1")}):
+        with pytest.raises(ConfigError):
+            Trainer(model, optimizer, **settings)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
 def test_a_model_without_an_optimizer_is_refused():
