@@ -44,7 +44,7 @@ KNOWN_LARGER = 30946, 179836  # With rates as well, and up to seven nodes at fir
 # The same, of crash points after which the dead is started again.
 KNOWN_RESTARTS = ("rejoin/3/0/99/sender-before",)
 KNOWN_FAR = 5, 27  # The same, of lives with far links.
-KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61  # The same, of lives in which nodes need each other's tensors.
+KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61, 143  # The same, of lives in which nodes need each other's tensors.
 # The same, of lives in which nodes keep parts of the state.
 KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 94, 134, 361, 602, 626, 1177
 KNOWN_HARD = (900293,)  # The same, with many faults, and up to seven nodes at first.

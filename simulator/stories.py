@@ -278,6 +278,21 @@ def news_that_one_is_out_on_a_long_way_round() -> None:
     assert cluster.returns == 1, f"{cluster.returns} times a node was told that it is out\n{cluster.story()}"
 
 
+def a_farewell_that_one_of_two_has_heard() -> None:
+    """Hard seed 900293: who had not heard it waited for a person, with one who had, and who did not say why."""
+    cluster = ScriptedCluster().grow("n1", "n2", "n3")
+    n1, n2 = cluster.agent("n1"), cluster.agent("n2")
+    cluster.cut("n1", "n2")
+    cluster.cut("n1", "n3")
+    cluster.tell("n3", ev.Crashed("ValueError: 7"))
+    cluster.until(lambda: "n3" in n2.overlay.lives.left, within_s=1.0)
+    cluster.settle(6.0)  # What was under way between them is lost.
+    assert "n3" not in n1.overlay.lives.left and "n3" in n2.overlay.lives.left
+    cluster.heal("n1", "n2")
+    cluster.until(lambda: "n3" in n1.overlay.lives.left, within_s=1.0)
+    cluster.all_go_on("n1", "n2")
+
+
 RULES = {
     a_piece_that_is_stored_for_the_plan_before: "pieces-are-of-any-pull",
     commits_that_are_ahead_of_their_chunks: "commits-are-kept-as-long-as-chunks",
@@ -289,6 +304,7 @@ RULES = {
     a_member_that_is_started_again_while_the_scheduler_is_cut_off: "rebirths-are-not-repeated",
     an_observer_that_remembers_a_later_life_than_all_others: "observers-know-better-who-lives",
     news_that_one_is_out_on_a_long_way_round: "expelled-in-any-life",
+    a_farewell_that_one_of_two_has_heard: "farewells-are-not-repeated",
 }
 """The mutant in which each story ends badly."""
 

@@ -10,7 +10,7 @@ from scripted import Scripted
 
 from chaosnet.node.agent.core import Phase
 from chaosnet.protocols.asking import IN_VAIN, MAX_UNANSWERED, JoinState
-from chaosnet.protocols.events import Contributed, Crashed, LeaveWanted, LocalReady, NotReached, Received
+from chaosnet.protocols.events import Contributed, LeaveWanted, LocalReady, NotReached, Received
 from chaosnet.protocols.messages import (
     EVERYONE,
     Contribution,
@@ -566,17 +566,3 @@ def test_a_step_that_a_script_computed_with_a_state_that_is_void_counts_for_noth
     part_of(trio, "n4")
     assert n4.sync.local is None and not n4.sync.sums.own_weight
     assert_settled(trio, "n1", "n2", "n3", "n4")
-
-
-def test_a_farewell_that_one_part_has_heard_is_told_to_the_other_when_they_meet(trio):
-    """Hard seed 900293: who had not heard it waited for a person, with one who had, and who did not say why."""
-    n1, n2 = trio.agent("n1"), trio.agent("n2")
-    trio.cut("n1", "n2")
-    trio.cut("n1", "n3")
-    trio.tell("n3", Crashed("ValueError: 7"))
-    until(trio, lambda: "n3" in n2.overlay.lives.left, within_s=1.0)
-    trio.settle(6.0)  # What was under way between them is lost.
-    assert "n3" not in n1.overlay.lives.left and "n3" in n2.overlay.lives.left
-    trio.heal("n1", "n2")
-    until(trio, lambda: "n3" in n1.overlay.lives.left, within_s=1.0)
-    assert_settled(trio, "n1", "n2")
