@@ -72,11 +72,19 @@ class TrainingEngine:
     def load(self, arrival: Arrival) -> None:
         """See `Engine`."""
         self._load(arrival)
+        self.session.rates.state_bytes = self.state.state_bytes()
         self.state.watch()  # It reads all of it, so before the others wait for this node.
 
     def loaded(self) -> None:
         """See `Engine`."""
         raise NotImplementedError
+
+    def _stepped(self) -> None:
+        """One more update of the model. Joiners have more to fetch since: the optimizer has made its state."""
+        self.step += 1
+        is_power_of_two = self.step & (self.step - 1) == 0
+        if is_power_of_two:  # Seldom, as it takes milliseconds if there are many tensors.
+            self.session.rates.state_bytes = self.state.state_bytes()
 
     def _load(self, arrival: Arrival) -> None:
         """Load the state of others, or of a checkpoint."""

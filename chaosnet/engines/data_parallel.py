@@ -364,7 +364,7 @@ class DataParallel(TrainingEngine):
         """All counters of steps go on. Raises: ReplicasDiffer."""
         total = outcome.commit.total
         if applied:
-            self.step += 1
+            self._stepped()
             self.samples += total.weight if was_last else 0.0
         self.round = outcome.step + 1
         self.share.deal = outcome.deal

@@ -541,7 +541,7 @@ class Pipelines(TrainingEngine):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._begun = True
-        self.step += 1
+        self._stepped()
         self.samples += weight
         self._nan.look(loss, self.step, self.checkpointing is not None)
         self.schedule.stepped((loss * weight, weight))

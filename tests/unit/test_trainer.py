@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+import time
 import weakref
 from datetime import datetime, timedelta
 
@@ -171,6 +172,16 @@ def test_the_state_hash_changes_with_every_update(start, data):
         trainer.update()
         hashes.add(trainer.state_hash())
     assert len(hashes) == 4
+
+
+def test_what_a_joiner_would_fetch_counts_the_state_that_the_optimizer_has_made(start, data):
+    """By a third of it the cluster chose to wait for joiners that took longer than a step."""
+    model = make_model()
+    trainer = start(model, torch.optim.Adam(model.parameters()))
+    size, deadline_s = sum(each.nbytes for each in model.parameters()), time.monotonic() + 30
+    train(trainer, trainer.batches(data, batch_size=8, epochs=1))
+    while trainer.status().members[0].state_bytes < 3 * size:
+        assert time.monotonic() < deadline_s
 
 
 # --- data ---
