@@ -2,7 +2,7 @@
 
 Let S be the state, G what a step sums, T what it takes, R the rates of a joiner's links to members. Results of the
 steps that go on while it fetches the state share these links with it: they take G / (R T) of them. Beyond a half the
-state is there sooner if the cluster waits. If most of the state is trained, and fetching it takes less than half a
+state is there sooner if the cluster waits. If most of the state is trained, and fetching it takes less than a
 step, waiting costs less than it saves: a copy of the state at each source, and steps that are sent and done over.
 
 Who joins in the same view fetches the same state, so they pass it on to each other (protocols/replication.py).
@@ -28,8 +28,9 @@ FRESH_S = 6.0  # Who has not asked for so long may be gone: a joiner asks every 
 STATE_OF_RESULTS = 3  # Bytes of state to one of results: parameters, and two moments of Adam.
 # Of one joiner's links; and of each of several, which pass the state on to each other only while the others wait.
 MAX_RESULTS_SHARE = 0.5, 0.1
-MAX_FETCH_STEPS = 0.5  # A state that is fetched in so much of a step is waited for, ...
-MOST_OF_RESULTS = 2 * STATE_OF_RESULTS  # ... if it has no more bytes to one of results.
+MOST_OF_RESULTS = (
+    2 * STATE_OF_RESULTS
+)  # A state that is soon there is waited for if it is no larger than that.
 JOIN_S = 0.05  # Of a join that is waited for, besides the bytes: 0.03 s on loopback.
 
 Costs = Callable[[], tuple[int, float | None]]
@@ -130,12 +131,12 @@ class Admission:
         return 8 * result_bytes / (rate_bps * step_s) if rate_bps and step_s else math.inf
 
     def _is_soon_in(self, wanting: Wanting, view: View) -> bool:
-        """Is the state at the joiner in so little of a step that it is not worth it to train meanwhile?"""
+        """Is the state at the joiner in less than a step, so that it is not worth it to train meanwhile?"""
         (result_bytes, step_s), state_bytes = self.costs(), self.state_bytes()
         rate_bps = _rate_bps(wanting, view)
         if not state_bytes or not step_s or not rate_bps or state_bytes > MOST_OF_RESULTS * result_bytes:
             return False
-        return 8 * state_bytes / rate_bps + JOIN_S <= MAX_FETCH_STEPS * step_s
+        return 8 * state_bytes / rate_bps + JOIN_S <= step_s
 
     def why_not_yet(self, node: str, view: View) -> str:
         """What a joiner whose links are open waits for."""
@@ -160,7 +161,7 @@ def mode(joiner: Entrant) -> str:
 def _why_it_waits(share: float, are_soon_in: bool) -> str:
     """`share`: of the joiner's links, that results of steps would take."""
     if are_soon_in:
-        return "blocking, for the state is there in less than half a step"
+        return "blocking, for the state is there in less than a step"
     if MAX_RESULTS_SHARE[1] < share < math.inf:
         return f"blocking, for results of steps would take {share:.0%} of its links"
     return ""
