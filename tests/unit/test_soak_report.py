@@ -175,6 +175,16 @@ def test_each_broken_promise_is_named(wrong):
     assert next(iter(wrong)).removesuffix("s").replace("election", "scheduler") in line
 
 
+def test_of_a_large_state_a_source_may_hold_a_copy_and_no_more():
+    def told(grown_mb):
+        memory = {"largest_growth": 0.1, "largest_growth_mb": grown_mb}
+        return report.broken_promises(summary(memory=memory) | {"mb": 45.0})
+
+    assert told(130.0) == []
+    (line,) = told(140.0)
+    assert "135 MB, a copy of the state" in line
+
+
 @pytest.mark.parametrize("final", [{}, {"final": 4, "hash": "h"}, {"final": 3, "hash": "g"}])
 def test_a_process_that_ended_elsewhere_is_no_identical_replica(final):
     assert not report.replicas_identical([life("a", final=3, hash="h"), life("b", **final)])
