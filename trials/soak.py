@@ -25,12 +25,12 @@ from typing import Any
 import click
 
 from .. import client
-from ..netem import commands
+from ..netem import TestbedError, commands
 from ..netem.netns import Netns, entered
 from ..netem.relay import RelayTestbed
 from ..netem.topology import Link, LinkSpec, link_name, mesh
 from ..node.state.state_window import EVERY
-from ..protocols.errors import ChaosnetError, PeerUnreachable
+from ..protocols.errors import ChaosnetError, ConfigError, PeerUnreachable
 from ..protocols.status import Status
 from . import soak_report as report
 from .node_processes import (
@@ -452,15 +452,22 @@ class Soak:
 
 
 def _testbed(rate_mbit: float) -> Netns | RelayTestbed:
-    """A mesh of all that there may be."""
+    """A mesh of all that there may be. Raises: ConfigError if links cannot have a rate here."""
     name = f"soak{os.getpid()}"
-    if rate_mbit:
-        return Netns(name, mesh(MAX_RUNNING, LinkSpec(rate_mbit=rate_mbit)), routes=False)
-    return RelayTestbed(name, mesh(MAX_RUNNING), routes=False)
+    if not rate_mbit:
+        return RelayTestbed(name, mesh(MAX_RUNNING), routes=False)
+    if os.geteuid() != 0:
+        raise ConfigError("--rate: network namespaces need root (without --rate nobody does)")
+    made = Netns(name, mesh(MAX_RUNNING, LinkSpec(rate_mbit=rate_mbit)), routes=False)
+    try:
+        made.check(made.topology)
+    except TestbedError as error:
+        raise ConfigError(f"--rate: {error}") from None
+    return made
 
 
 def run_soak(minutes: float, wanted: Wanted, out: Path, kills: int | None) -> None:
-    """Soak, sum up, draw. `kills`: of schedulers, in a row, and nothing else. Raises: SoakFailed, TestbedError."""
+    """Soak, sum up, draw. `kills`: of schedulers, in a row, and nothing else. Raises: SoakFailed, ConfigError."""
     run_folder(out)
     stopped = ""
     with sigterm_as_ctrl_c(), Soak(out, wanted, click.echo) as soak:

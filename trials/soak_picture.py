@@ -61,4 +61,5 @@ def _draw_faults(top: Any, axes: Any, faults: Sequence[Mapping[str, Any]], names
             marked = [fault for fault in of_kind if fault[end] in names]
             axes.scatter([fault["time_s"] for fault in marked], [names.index(fault[end]) for fault in marked],
                          color=color, marker=MARK_BY_KIND[kind], s=28, zorder=3)  # fmt: skip
-    top.legend(loc="upper left", frameon=False, ncols=4, fontsize=9)
+    if faults:
+        top.legend(loc="upper left", frameon=False, ncols=4, fontsize=9)

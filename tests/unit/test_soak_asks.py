@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
-from chaosnet import client
+import pytest
+
+from chaosnet import ConfigError, client
 from chaosnet.trials.soak import Soak, Wanted
 
 
@@ -19,3 +21,9 @@ def test_nodes_of_a_testbed_are_asked_without_a_key_whatever_the_user_has(tmp_pa
     assert soak.status is found and address == "127.0.0.1:5555"
     assert how.get("keys", "user") is None
     assert soak.testbed.kind == "relay", "whose nodes use none"
+
+
+def test_links_with_a_rate_need_root(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="--rate: network namespaces need root"):
+        Soak(tmp_path, Wanted(rate_mbit=200.0), say=print)

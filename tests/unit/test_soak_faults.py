@@ -6,6 +6,7 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
+from chaosnet.trials import soak_picture
 from chaosnet.trials.soak_faults import MIN_RUNNING, Fault, Kind, Situation, choose
 
 NAMES = tuple(f"n{index}" for index in range(8))
@@ -118,3 +119,8 @@ def test_only_links_that_have_a_rate_become_slow_and_none_twice_at_a_time():
     assert not all_of(ring(), Kind.SLOW)
     assert all_of(ring(have_rates=True), Kind.SLOW) == {"n0", "n1", "n2"}
     assert all_of(ring(have_rates=True, slow=RING - {("n1", "n2")}), Kind.SLOW) == {"n1"}
+
+
+def test_each_kind_has_a_mark_in_the_picture():
+    """Of three nothing was drawn."""
+    assert {*soak_picture.MARK_BY_KIND} == {*soak_picture.COLOR_BY_KIND} == {*Kind}
