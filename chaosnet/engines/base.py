@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Collection
 from typing import Any
@@ -16,6 +17,7 @@ from ..node.state.flat_state import Arrival
 from ..node.state.training_state import TrainingState
 from ..node.sums.gradients import Gradients
 from ..node.sums.layer_sums import LayerSums
+from ..protocols.errors import ConfigError
 from ..protocols.sentences import in_again
 from ..training.agreement import Agreement
 from ..training.checkpointing import Checkpointing
@@ -72,7 +74,7 @@ class TrainingEngine:
     def load(self, arrival: Arrival) -> None:
         """See `Engine`."""
         self._load(arrival)
-        self.session.rates.state_bytes = self.state.state_bytes()
+        self._tell_size()
         self.state.watch()  # It reads all of it, so before the others wait for this node.
 
     def loaded(self) -> None:
@@ -84,6 +86,10 @@ class TrainingEngine:
         self.step += 1
         is_power_of_two = self.step & (self.step - 1) == 0
         if is_power_of_two:  # Seldom, as it takes milliseconds if there are many tensors.
+            self._tell_size()
+
+    def _tell_size(self) -> None:
+        with contextlib.suppress(ConfigError):  # What cannot be sent is told once somebody is to have it.
             self.session.rates.state_bytes = self.state.state_bytes()
 
     def _load(self, arrival: Arrival) -> None:
