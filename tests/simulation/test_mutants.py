@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaosnet.simulator.hunt import hunt
+from chaosnet.simulator.hunt import TRIED_FIRST, _known, hunt
 from chaosnet.simulator.mutants import MUTANTS
 
 
@@ -14,3 +14,9 @@ def test_a_broken_rule_is_noticed(name):
 
 def test_there_are_enough_of_them():
     assert len(MUTANTS) >= 20
+
+
+def test_what_is_tried_first_is_there():
+    """Else a name that changed would cost half a minute, and nobody would see."""
+    assert TRIED_FIRST.keys() <= MUTANTS.keys()
+    assert {*TRIED_FIRST.values()} <= {ground for ground, _ in _known()}
