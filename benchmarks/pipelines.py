@@ -1,7 +1,8 @@
 """Steps of pipelines among real processes on loopback, beside what they could be at best.
 
     program   four stages of emulated layers: a step by the time that the compiled program takes with these layers; so
-              is one of the same program over bare sockets (bare_pipelines.py)
+              is one of the same program over bare sockets (bare_pipelines.py). With short layers, where what a step
+              adds weighs most, and with layers as long as those that pipelines_size.py gives GPT-2 small
     two       two stages of real layers on two processors, by one process with the same layers. In turns, within one
               cluster; and so is a plain loop of the same micro-batches, without a cluster. And over bare sockets
     choose    which pipelines run after one of 16 members is lost: processor time
@@ -45,7 +46,7 @@ __all__ = ["pipelines_command", "size_command"]
 
 PARTS = ("program", "two", "choose", "kill")
 DEVICE = "device"
-FORWARD_S, BACKWARD_S = 0.010, 0.020
+FORWARDS_S = 0.010, 0.030  # Of an emulated layer; backward takes twice as long.
 TOKENS, WIDTH = 64, 256  # Of what goes from one emulated layer to the next, for one micro-batch: 64 kB.
 ROWS, QUICK_ROWS, REAL_WIDTH = 1024, 32, 512  # Of a real one: 2 MB, or less if it is to be quick.
 # The first layer has no gradient of its input to find: five products instead of six. So both take as long.
@@ -59,13 +60,14 @@ PATIENCE_S = 120.0
 class Training(NamedTuple):
     """What a cluster trains.
 
-    `rows`: of what real layers are given; 0: they are emulated. `blocks`: layouts that take turns, each for so many
-    steps; "": a plain loop.
+    `rows`: of what real layers are given; 0: they are emulated, and forward takes `forward_s`. `blocks`: layouts that
+    take turns, each for so many steps; "": a plain loop.
     """
 
     layout: str
     micro_batches: int
     rows: int = 0
+    forward_s: float = FORWARDS_S[0]
     stages: int = 1
     blocks: tuple[str, ...] = ()
     block_steps: int = 0
@@ -76,12 +78,17 @@ class Training(NamedTuple):
         """Of a row that real layers are given."""
         return REAL_WIDTH if self.device == "cpu" else DEVICE_WIDTH
 
+    @property
+    def layer_s(self) -> tuple[float, float]:
+        """Forward and backward of an emulated layer and a micro-batch."""
+        return self.forward_s, 2 * self.forward_s
+
     def layers(self) -> list[nn.Module]:
         """The same on all members."""
         if not self.rows:
             from ..emulated import Emulated
 
-            return [Emulated(FORWARD_S, BACKWARD_S) for _ in range(4)]
+            return [Emulated(*self.layer_s) for _ in range(4)]
         torch.manual_seed(0)
         width = self.width
         if self.device != "cpu":
@@ -156,7 +163,7 @@ def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str,
     for done in trainer.steps(data, epochs=10**9):
         if not join:
             running = trainer.engine.running
-            compiled_s = _compiled_s(running.program, len(layers)) if running else 0.0
+            compiled_s = _compiled_s(running.program, task, len(layers)) if running else 0.0
             pipe.send(Seen(time.monotonic(), done.step, len(done.members), trainer.layout, compiled_s))
         if pipe.poll():
             break
@@ -166,9 +173,9 @@ def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str,
     return blocks
 
 
-def _compiled_s(program: Program, layers: int) -> float:
+def _compiled_s(program: Program, task: Training, layers: int) -> float:
     """Of emulated layers, without what it takes to send anything."""
-    profile = Profile("emulated", (Layer({1: (FORWARD_S, BACKWARD_S)}, 0, 0, 0, 0, 0),) * layers)
+    profile = Profile("emulated", (Layer({1: task.layer_s}, 0, 0, 0, 0, 0),) * layers)
     workers = {name: Worker() for name in program.plan.placement}
     return time_program(program, ProfiledCosts(profile, Cluster(workers, latency_s=0.0))).step_s
 
@@ -282,9 +289,10 @@ def _lengths(seen: Sequence[Seen]) -> list[float]:
 # --- the three ---
 
 
-def measure_program(steps: int) -> dict[str, Any]:
+def measure_program(steps: int, forward_s: float) -> dict[str, Any]:
     """Four emulated stages, 16 micro-batches."""
-    with Group(Training("4", micro_batches=16), 4) as group:
+    _progress(f"layers of {1e3 * forward_s:.0f} ms")
+    with Group(Training("4", micro_batches=16, forward_s=forward_s), 4) as group:
         group.until(lambda seen: seen.stages == [4])
         seen = group.run(steps, tell_every=10)
         group.leave()
@@ -292,6 +300,7 @@ def measure_program(steps: int) -> dict[str, Any]:
     ratios = [took_s / compiled_s for took_s in _lengths(seen)]
     return {
         "steps": len(ratios),
+        "forward_s": forward_s,
         "compiled_s": compiled_s,
         "measured_s": statistics.median(ratios) * compiled_s,
         "ratio": statistics.median(ratios),
@@ -308,7 +317,7 @@ def _plain_ratio(task: Training) -> float:
     step()  # The first one loads what torch needs.
     began_s = time.monotonic()
     step()
-    given_s = task.micro_batches * len(layers) * (FORWARD_S + BACKWARD_S)
+    given_s = task.micro_batches * len(layers) * sum(task.layer_s)
     return (time.monotonic() - began_s) / given_s
 
 
@@ -378,13 +387,7 @@ def measure_kill(kills: int, steps: int) -> dict[str, Any]:
 
 def _line(part: str, found: dict[str, Any]) -> str:
     if part == "program":
-        low, high = found["middle_half"]
-        return (
-            f"program: 4 stages, 16 micro-batches: a step {1e3 * found['measured_s']:.1f} ms, compiled "
-            f"{1e3 * found['compiled_s']:.1f} ms, ratio {found['ratio']:.3f} "
-            f"(middle half of {found['steps']}: {low:.3f} to {high:.3f}); over bare sockets "
-            f"{found['bare_ratio']:.3f}; a plain loop by what its layers are given: {found['plain_ratio']:.3f}"
-        )
+        return "\n".join(map(_program_line, found["cases"]))
     if part in ("two", DEVICE):
         low, high = found["middle_half"]
         told = (
@@ -406,6 +409,16 @@ def _line(part: str, found: dict[str, Any]) -> str:
     return (
         f"kill: kill -9 to the next committed step, less a step ({1e3 * found['step_after_s']:.0f} ms): "
         f"{found['median_s']:.3f} s (median of {each})"
+    )
+
+
+def _program_line(case: dict[str, Any]) -> str:
+    low, high = case["middle_half"]
+    return (
+        f"program: 4 stages, 16 micro-batches, {1e3 * case['forward_s']:.0f} ms forward: a step "
+        f"{1e3 * case['measured_s']:.1f} ms, compiled {1e3 * case['compiled_s']:.1f} ms, ratio {case['ratio']:.3f} "
+        f"(middle half of {case['steps']}: {low:.3f} to {high:.3f}); over bare sockets {case['bare_ratio']:.3f}; "
+        f"a plain loop by what its layers are given: {case['plain_ratio']:.3f}"
     )
 
 
@@ -442,7 +455,11 @@ def pipelines_command(parts: str, quick: bool, accelerator: bool, json_file: Pat
     if accelerator:
         wanted = [DEVICE]
     measures: dict[str, Callable[[], dict[str, Any]]] = {
-        "program": lambda: measure_program(5 if quick else 30),
+        "program": lambda: {
+            "cases": [
+                measure_program(5 if quick else 30, each) for each in FORWARDS_S[: 1 if quick else None]
+            ]
+        },
         "two": lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (3, 5, ROWS)),
         DEVICE: lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (3, 5, DEVICE_ROWS), device),
         "choose": lambda: measure_choose(3 if quick else 15),

@@ -179,6 +179,7 @@ def test_the_example_with_state_of_its_own_stays_equal_when_a_node_joins(tmp_pat
         assert "round differently" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="one kind of arithmetic here"
 )

@@ -120,6 +120,7 @@ def test_who_joins_later_knows_what_is_set_aside(tmp_path):
         assert late.code is None and left.code is None, scripts.story()
 
 
+@pytest.mark.slow
 def test_with_min_samples_batch_norm_never_sees_a_single_sample(tmp_path):
     """41 samples in batches of 8: without it, one is left at the end of an epoch, whoever trains on it dies."""
     with scripts_in(tmp_path) as scripts:

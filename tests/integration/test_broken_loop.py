@@ -79,6 +79,7 @@ def test_a_node_whose_loop_breaks_listens_no_more() -> None:
     assert run(BROKEN, CHAOSNET_LISTEN="127.0.0.1:0") == ["a bug", "0 listening", "collected"]
 
 
+@pytest.mark.slow
 def test_a_process_goes_on_whose_port_was_taken(tmp_path: Path) -> None:
     make(tmp_path / "key")
     assert run(TAKEN, CHAOSNET_KEY=str(tmp_path / "key")) == ["CannotListen", "collected"]

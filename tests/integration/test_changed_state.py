@@ -54,6 +54,7 @@ def spoiling(worker: Worker) -> None:
             break
 
 
+@pytest.mark.slow
 def test_a_frozen_parameter_that_changes_all_the_same_reaches_a_joiner_whole(tmp_path):
     with cluster_of(2, tmp_path, script=averaging) as cluster:
         cluster.start().last("joined")

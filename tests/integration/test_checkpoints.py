@@ -51,6 +51,7 @@ def go_on(cluster: Cluster, **settings: Any) -> Node:
     return founder
 
 
+@pytest.mark.slow
 def test_all_die_at_once_and_fewer_nodes_go_on_and_then_more(tmp_path):
     disk = tmp_path / "disk"
     with cluster_of(3, tmp_path, directory=str(disk), every=EVERY) as cluster:

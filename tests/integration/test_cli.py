@@ -588,6 +588,7 @@ def test_status_answers_right_after_the_scheduler_has_died(three: tuple[Nodes, s
     assert {row.node: row.state for row in found.members}["a"] == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_a_watch_goes_on_when_the_node_that_it_asks_dies_and_when_the_next_one_leaves(nodes: Nodes) -> None:
     nodes.start_cluster("a", "b", "c")

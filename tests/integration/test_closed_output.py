@@ -25,6 +25,7 @@ with open("done", "w") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["0", "1", "2", "0 1 2"])
 def test_a_closed_descriptor_is_not_taken_for_the_nodes_own(tmp_path, closed):
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -33,6 +34,7 @@ def test_a_closed_descriptor_is_not_taken_for_the_nodes_own(tmp_path, closed):
     assert (done.returncode, (tmp_path / "done").read_text()) == (0, "3\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_is_started_without_them_goes_on(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     shell = f"{sys.executable} -m chaosnet run --listen 127.0.0.1:0 train.py <&- >&- 2>&-"

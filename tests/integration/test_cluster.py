@@ -246,6 +246,7 @@ def test_of_two_nodes_either_may_die(tmp_path, victim):
         cluster.finish()
 
 
+@pytest.mark.slow
 def test_what_loaders_have_fetched_ahead_is_used_once_whoever_comes_and_goes(tmp_path):
     with cluster_of(2, tmp_path, loader_workers=1) as cluster:
         cluster.grow(1)

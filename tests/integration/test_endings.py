@@ -367,6 +367,7 @@ def test_a_script_without_a_trainer_is_told_so_and_keeps_its_exit_code(tmp_path,
     ]
 
 
+@pytest.mark.slow
 def test_a_wrong_call_in_a_script_is_told_with_its_line(tmp_path):
     script = (
         "from chaosnet import Trainer\nimport torch\nmodel = torch.nn.Linear(2, 2)\n"

@@ -81,6 +81,7 @@ def test_members_that_die_join_and_leave_lose_no_step(alone, tmp_path):
         check(cluster, alone)
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_change_no_bit(alone, tmp_path):
     rng = random.Random(8)
     with cluster_of(4, tmp_path, script=pipeline_worker.train, keepers=2) as cluster:
@@ -146,6 +147,7 @@ def test_layers_that_nobody_has_any_more_are_named(alone, tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_lost_layers_are_taken_from_the_newest_checkpoint(alone, tmp_path):
     to_disk = {"directory": str(tmp_path / "saved"), "every": 5, "keepers": 2}
     with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="5", **to_disk) as cluster:
@@ -163,6 +165,7 @@ def test_lost_layers_are_taken_from_the_newest_checkpoint(alone, tmp_path):
         assert f"all go on from the checkpoint of step {again}" in left[0].log.read_text()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_when_layers_are_lost(alone, tmp_path):
     to_disk = {"directory": str(tmp_path / "saved"), "every": 5, "keepers": 2}
     with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="5", **to_disk) as cluster:
@@ -196,6 +199,7 @@ def test_the_whole_model_is_gathered_for_whoever_asks(alone, tmp_path):
         assert each["parameters"] == told[0]["parameters"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_parts_goes_on_with_others(alone, tmp_path):
     to_disk = {"directory": str(tmp_path / "saved"), "every": 5, "keepers": 2}
     with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="2+2", **to_disk) as cluster:
@@ -216,6 +220,7 @@ def test_a_checkpoint_of_parts_goes_on_with_others(alone, tmp_path):
         check_numbers(cluster, alone)
 
 
+@pytest.mark.slow
 def test_members_evaluate_the_whole_model(alone, tmp_path):
     with cluster_of(3, tmp_path, script=pipeline_worker.train, keepers=2, evaluates_every=10) as cluster:
         for node in cluster.nodes:
@@ -260,6 +265,7 @@ BY_NO_FUNCTION = [0, 1, 7]  # Of eight groups of parameters: words, places, and 
 BUILT = {"functions": True, "layout": "4", "keepers": 2, "first_members": 4}
 
 
+@pytest.mark.slow
 def test_a_member_builds_what_it_needs_and_all_train_as_one_process_does(alone_with_functions, tmp_path):
     with cluster_of(0, tmp_path, script=pipeline_worker.train, **BUILT) as cluster:
         a, *others = cluster.grow(4)
@@ -275,6 +281,7 @@ def test_a_member_builds_what_it_needs_and_all_train_as_one_process_does(alone_w
         cluster.check_steps()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_of_which_no_member_holds_all(alone_with_functions, tmp_path):
     to_disk = {"directory": str(tmp_path / "saved"), "every": 5}
     with cluster_of(0, tmp_path, script=pipeline_worker.train, **BUILT, **to_disk) as cluster:
@@ -303,6 +310,7 @@ def test_a_checkpoint_goes_on_of_which_no_member_holds_all(alone_with_functions,
         assert f"{founder.name} keeps the state of layers 0-6 (" not in founder.log.read_text()
 
 
+@pytest.mark.slow
 def test_who_goes_back_to_a_checkpoint_reads_what_it_needs(alone_with_functions, tmp_path):
     to_disk = {"directory": str(tmp_path / "saved"), "every": 5}
     settings = {**BUILT, "layout": "5", "first_members": 5}
@@ -319,6 +327,7 @@ def test_who_goes_back_to_a_checkpoint_reads_what_it_needs(alone_with_functions,
         check_losses([record for node in nodes for record in node.told("step")], alone_with_functions)
 
 
+@pytest.mark.slow
 def test_who_goes_back_before_the_first_step_waits_for_the_others_all_the_same(tmp_path):
     to_disk = {"directory": str(tmp_path / "saved"), "every": 5}
     settings = {**BUILT, "layout": "", "first_members": 1}

@@ -193,6 +193,7 @@ def test_an_invite_from_the_page_lets_one_node_in(tmp_path, monkeypatch):
         first.advance(5)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_address_with_its_token_and_keeps_it_on_this_machine(tmp_path):
     with cluster_of(1, tmp_path, pause_s=0.02) as cluster:
         address = cluster.nodes[0].last("joined")["address"]

@@ -188,6 +188,7 @@ def test_who_joins_while_the_others_wait_takes_part_in_the_same_step(alone, tmp_
         check(cluster, alone)
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_change_no_bit(alone, tmp_path):
     rng = random.Random(7)
     with cluster_of(

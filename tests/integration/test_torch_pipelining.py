@@ -31,6 +31,7 @@ def of_torch(folder):
     return weights, losses
 
 
+@pytest.mark.slow
 def test_losses_and_weights_are_those_of_torch_distributed_pipelining(tmp_path):
     weights, losses = of_torch(tmp_path)
     own = {"plain": True, "dropout": 0.0, "samples": SAMPLES, "saves_at": STEPS, "saves_to": str(tmp_path)}

@@ -60,6 +60,7 @@ def forward(machines: Machines, machine: str, here: str, there: str) -> subproce
     return subprocess.Popen(machines.inside(machine, sys.executable, "-c", FORWARD, here, there), stderr=log)
 
 
+@pytest.mark.slow
 def test_an_end_of_a_tunnel_that_refuses_is_no_proof_and_its_return_heals(
     machines: Machines, tmp_path: Path
 ) -> None:

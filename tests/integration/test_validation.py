@@ -50,6 +50,7 @@ def check(cluster: Cluster, alone: tuple[dict[int, dict[str, float]], dict[int, 
         assert record["means"]["loss"] == losses[step], f"step {step}"
 
 
+@pytest.mark.slow
 def test_a_validation_changes_nothing_that_is_trained(alone, tmp_path):
     _, losses = run_alone(tmp_path)
     both = losses.keys() & alone[1].keys()  # One of the two may have gone on for some steps before it left.
