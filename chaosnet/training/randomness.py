@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 import torch
 
-from ..node.state.generators import get_generators, set_generators
+from ..node.state.generators import get_generators, seed_devices, set_generators
 from .named_updates import parts_of
 
 
@@ -27,7 +27,10 @@ def seed_from(*parts: object) -> int:
 
 def seed_generators(seed: int) -> None:
     """Seed the generators of torch on all its devices, of Python's `random` and of numpy. `seed`: 64 bits."""
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        seed_devices(seed, ())
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
 
