@@ -5,7 +5,6 @@ Rates are in Mbit/s (links) and bytes or samples a second, times in seconds.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,11 +14,11 @@ import msgspec
 from ..node.step_history import pace_s
 from ..protocols.sentences import sentence
 from ..protocols.status import EventRow, LinkRow, MemberRow, Status, StepRow
+from ..terminal.step_split import split
 from ..terminal.told_pipelines import how_safe, kept, lines, micro_batches_per_s
 from .picture import Picture, PullBegun
 
 GONE = ("failed", "left")
-WORTH_SAYING = 0.1  # Of a step: a node for which the others wait for less is not named.
 
 Plain = dict[str, Any]
 
@@ -38,6 +37,7 @@ def page(picture: Picture, now_s: float) -> Plain:
         return found
     step_s = pace_s(picture.steps)
     late = status.waiting.whom if status.waiting else ()
+    found_split = split(status.active, step_s, bool(status.pipelines))
     return found | {
         "head": _head(status, step_s),
         "nodes": [
@@ -45,7 +45,7 @@ def page(picture: Picture, now_s: float) -> Plain:
         ],
         "links": [_link(row, status) for row in status.links],
         "trees": [{"root": tree.root, "share": tree.share} for tree in status.trees],
-        "split": split(status.active, step_s),
+        "split": found_split and asdict(found_split),
         "pipelines": [asdict(line) for line in lines(status.pipelines)],
         "predicted_s": status.predicted_s if status.pipelines else 0.0,
         "micro_batches_per_s": micro_batches_per_s(status, step_s),
@@ -151,39 +151,6 @@ def _link(row: LinkRow, status: Status) -> Plain:
         "rtt_ms": row.rtt_min_ms,
         "trees": trees,
         "share": round(sum(status.trees[place].share for place in trees), 4),
-    }
-
-
-def split(active: Sequence[MemberRow], step_s: float | None) -> Plain | None:
-    """How each node spends a step: on its own work, on the sum, and waiting for others.
-
-    A node tells how long its last step has waited for the all-reduce. For the one that comes last, that is the time
-    of the sum alone; what others wait for longer, they wait for it. Who has done no step yet has waited for none.
-    Returns: None before that is known.
-    """
-    told = [row for row in active if row.report_age_s is not None and row.step > row.joined_step]
-    if not told or step_s is None:
-        return None
-    sum_s = min(step_s, min(row.sync_delay_s for row in told))
-    rows: list[Plain] = [
-        {
-            "node": row.node,
-            "own_s": max(step_s - row.sync_delay_s, 0.0),
-            "sum_s": sum_s,
-            "wait_s": max(min(row.sync_delay_s, step_s) - sum_s, 0.0),
-        }
-        for row in told
-    ]
-    rows.sort(key=lambda each: -each["own_s"])
-    slowest, others = rows[0], rows[1:]
-    waits = statistics.median(each["wait_s"] for each in others) if others else 0.0
-    named = bool(others) and waits >= WORTH_SAYING * step_s
-    return {
-        "step_s": step_s,
-        "sum_s": sum_s,
-        "rows": rows,
-        "slowest": slowest["node"] if named else None,
-        "costs_s": waits if named else 0.0,
     }
 
 

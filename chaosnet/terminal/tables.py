@@ -17,6 +17,7 @@ from rich.text import Text
 from ..protocols.messages import link
 from ..protocols.sentences import STYLES, counted, printable, sentence
 from ..protocols.status import LinkRow, MemberRow, Status
+from .step_split import who_comes_last
 from .told_pipelines import how_safe, pace
 
 ABSENT = "-"  # For what is not known.
@@ -87,6 +88,8 @@ def headline(status: Status) -> Text:
     if waiting := status.waiting:
         told = f"waits for {some(waiting.whom)}, {lasting(waiting.seconds)}: {waiting.why}"
         text.append(f"\n{told}", style="bold yellow")
+    elif told := who_comes_last(status):
+        text.append(f"\n{told}", style="yellow")
     return text
 
 

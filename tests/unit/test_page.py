@@ -140,33 +140,6 @@ def test_a_pull_that_begins_anew_is_measured_anew():
     assert picture.pulls["d"].bytes_by_source == {"a": 1_000_000}
 
 
-def member(name, sync_s):
-    row = next(row for row in STATUS.members if row.node == "a")
-    return msgspec.structs.replace(row, node=name, sync_delay_s=sync_s)
-
-
-def test_the_time_of_a_step_is_split_by_who_waits_least():
-    found = model.split((member("a", 0.4), member("b", 0.1), member("c", 0.4)), step_s=1.0)
-    assert found["sum_s"] == 0.1
-    assert [(row["node"], row["own_s"], round(row["wait_s"], 9)) for row in found["rows"]] == [
-        ("b", 0.9, 0.0), ("a", 0.6, 0.3), ("c", 0.6, 0.3),
-    ]  # fmt: skip
-    assert (found["slowest"], round(found["costs_s"], 9)) == ("b", 0.3)
-    pair = model.split((member("a", 0.5), member("b", 0.1)), step_s=1.0)
-    assert (pair["slowest"], pair["costs_s"]) == ("b", 0.4), "of two, too"
-
-
-def test_nobody_is_blamed_for_a_wait_that_does_not_matter_or_without_others():
-    assert model.split((member("a", 0.12), member("b", 0.1)), step_s=1.0)["slowest"] is None
-    assert model.split((member("a", 0.12),), step_s=1.0)["slowest"] is None
-    assert model.split((), step_s=1.0) is None and model.split((member("a", 0.1),), None) is None
-
-
-def test_who_has_just_joined_has_waited_for_no_step_and_is_not_blamed():
-    new = msgspec.structs.replace(member("new", 0.0), step=7, joined_step=7)
-    assert model.split((member("a", 0.8), member("b", 0.8), new), step_s=1.0)["slowest"] is None
-
-
 def test_pipelines_are_read_from_what_the_status_says():
     first, second = lines("a 0-3 > b 4-7 (gone) x8 | my node 0-7 x4")
     assert first.stages == (StageTold("a", 0, 3, False), StageTold("b", 4, 7, True))
