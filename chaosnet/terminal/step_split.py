@@ -14,7 +14,7 @@ WORTH_SAYING, WORTH_SAYING_S = 0.1, 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NodeTime:
     """Seconds of a step that a node spends on its own work, on the sum, and waiting for others."""
 
     node: str
@@ -29,7 +29,7 @@ class StepSplit:
 
     step_s: float
     sum_s: float
-    rows: tuple[Part, ...]
+    rows: tuple[NodeTime, ...]
     slowest: str | None
     costs_s: float
 
@@ -47,7 +47,7 @@ def split(active: Sequence[MemberRow], step_s: float | None, by_plan: bool = Fal
         return None
     sum_s = min(step_s, min(row.sync_delay_s for row in told))
     parts = (
-        Part(
+        NodeTime(
             row.node,
             max(step_s - row.sync_delay_s, 0.0),
             sum_s,
