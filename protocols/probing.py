@@ -176,6 +176,8 @@ class Prober:
         session.parts.clear()
         if rate <= 0:
             return []
+        if session.in_memory:
+            rate = max(rate, SLOW_BPS)  # Slower is not the memory: both ends go on with two more probes.
         session.rates_in.append(rate)
         return [Transmit(session.peer, ProbeResult(rate_bps=rate)), *self._end_if_done(session, now_s)]
 

@@ -1,5 +1,6 @@
 """`chaosnet.protocols.probing`: how fast new links are."""
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from chaosnet.node import iperf3_probe
 from chaosnet.protocols.addresses import AddressBook
-from chaosnet.protocols.effects import Measured, RunIperf3, SendProbe, ServeIperf3, Transmit
+from chaosnet.protocols.effects import Effect, Measured, RunIperf3, SendProbe, ServeIperf3, Transmit
 from chaosnet.protocols.events import Iperf3Done, Iperf3Serving, Received, Tick
 from chaosnet.protocols.messages import Iperf3Ready, Probe, ProbeRequest, ProbeResult
 from chaosnet.protocols.probing import (
@@ -18,13 +19,15 @@ from chaosnet.protocols.probing import (
     PATIENCE_S,
     PROBE_BYTES,
     PROBES,
+    SLOW_BPS,
+    WIRE_PART_BYTES,
     Prober,
     enough,
     rate_bps,
     slope_bps,
 )
 
-PARTS = 8
+PARTS = 16  # Not larger than what goes over wires.
 PART = bytes(PROBE_BYTES // PARTS)
 
 
@@ -135,6 +138,29 @@ def test_what_a_busy_receiver_reads_at_once_is_not_the_rate():
     assert rate_bps(steady) == pytest.approx(slope_bps(steady))
     burst = [(1e-5 * min(index, 8) + 1.3e-4 * max(index - 8, 0), 16384) for index in range(64)]
     assert rate_bps(burst) == slope_bps(burst), "the burst of a shaper does not count"
+
+
+def test_a_busy_receiver_is_not_taken_for_slow_memory():
+    """A first probe of 101 Mbit/s was the only one, between two processes of one machine."""
+    prober = Prober("m", "in-band", AddressBook())
+    prober.want("x", 0.0)
+
+    def probed(seconds: float, at_s: float) -> list[Effect]:
+        told: list[Effect] = []
+        for index in range(16):
+            told += prober.handle(
+                Received("x", Probe(index=index, count=16), bytes(WIRE_PART_BYTES + 1)),
+                at_s + index * seconds,
+            )
+        return told
+
+    told = [probed(0.005, 0.0), probed(1e-5, 1.0), probed(1e-5, 2.0)]
+    rates = [each.message.rate_bps for each in itertools.chain(*told) if isinstance(each, Transmit)]
+    assert rates[0] == SLOW_BPS and min(rates[1:]) > 10e9, "both ends know that there are three"
+    assert not enough(rates[:1]) and enough(rates)
+    for rate in rates:
+        told.append(prober.handle(Received("x", ProbeResult(rate_bps=rate)), 3.0))
+    assert told[-1] == [Measured("x", max(rates), "probe")]
 
 
 def test_all_links_are_measured_at_once():
