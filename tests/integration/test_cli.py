@@ -626,6 +626,7 @@ def test_a_watch_of_a_cluster_that_is_gone_ends_with_what_it_has_asked(nodes: No
         _watch_until(watch, lambda found: False)
 
 
+@pytest.mark.slow
 @pytest.mark.realtime
 def test_a_status_with_history_has_the_steps_and_one_without_stays_small(
     nodes: Nodes, chaosnet: Main

@@ -307,6 +307,7 @@ def test_what_the_terminal_sends_to_all_finishes_the_step_although_workers_load_
         assert "Traceback" not in script.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_worker_that_runs_the_script_anew_is_no_node_and_says_what_is_missing(tmp_path, method):
     text = SPAWNS.replace("METHOD", method).replace('__name__ == "__main__"', "True")

@@ -48,6 +48,7 @@ print("end", trainer.step, trainer.samples, trainer.state_hash())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["on_step", "after_step", "interrupt"])
 def test_a_step_in_which_the_script_has_caught_an_error_counts_once_and_the_next_brings_its_own_gradient(
     tmp_path, place

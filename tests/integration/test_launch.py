@@ -166,6 +166,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stuck", [False, True])
 def test_what_ssh_has_started_and_left_keeps_nobody(start: Start, stuck: bool) -> None:
     """As a ProxyCommand that waits for its own connection: it holds ssh's standard error."""

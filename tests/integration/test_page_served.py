@@ -104,6 +104,7 @@ def test_a_node_serves_the_page_from_its_process_until_its_trainer_ends(tmp_path
             get(f"{url}/health")
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_cluster_goes_on_with_survivors_and_ends_with_ctrl_c(tmp_path):
     with cluster_of(3, tmp_path, pause_s=0.02) as cluster:
         a, b, _ = cluster.nodes

@@ -102,6 +102,7 @@ def relayout(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output.strip() or str(done.exception)
 
 
+@pytest.mark.slow
 def test_other_pipelines_are_asked_for_while_it_trains(alone, tmp_path):
     with cluster_of(0, tmp_path, script=pipeline_worker.train, layout="2+2") as cluster:
         a, b, *_ = cluster.grow(4)
@@ -222,6 +223,7 @@ def test_members_without_a_link_between_them_pass_tensors_on(alone, tmp_path):
         check(cluster, alone)
 
 
+@pytest.mark.slow
 def test_a_member_that_is_stopped_holds_nobody_up_for_long(alone, tmp_path):
     with cluster_of(3, tmp_path, script=pipeline_worker.train) as cluster:
         stopped = cluster.nodes[1].signal(signal.SIGSTOP)

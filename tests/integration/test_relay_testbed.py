@@ -405,6 +405,7 @@ def test_a_back_end_that_nobody_knows_is_told_with_its_file(tmp_path):
         store.load("odd")
 
 
+@pytest.mark.slow
 def test_a_trace_keeps_what_other_commands_change_meanwhile(tmp_path):
     (tmp_path / "trace.csv").write_text(
         "time_s,a,b,field,value\n0,n0,n1,rate_mbit,50\n4,n0,n1,rate_mbit,60\n4,n0,n2,rate_mbit,70\n"

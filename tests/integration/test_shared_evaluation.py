@@ -70,6 +70,7 @@ PIPELINES = (
 assert EPOCHS not in PIPELINES and "stages=2" in PIPELINES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [SCRIPT, PIPELINES], ids=["trainer", "pipelines"])
 def test_all_nodes_have_the_result_of_all_samples_whoever_joins_and_dies_meanwhile(tmp_path, script):
     with scripts_in(tmp_path) as scripts:

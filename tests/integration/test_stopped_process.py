@@ -38,6 +38,7 @@ trainer.close()
 """
 
 
+@pytest.mark.slow
 def test_a_question_to_the_loop_bears_that_its_process_is_stopped() -> None:
     """A source of a join asks its loop all the time; its script ended with "links have not been served"."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("CHAOSNET_")}
