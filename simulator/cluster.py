@@ -47,8 +47,8 @@ from .nodes import DATASET, Applied, Clock, SimNode, SimResult, whose
 from .tensors import Tensors
 from .training_thread import train
 
-PROBE_PARTS, PROBE_PART = 2, bytes(64 << 10)
-WHOLE_PROBE_PART = bytes(512 << 10)  # Where bytes take time; together as many as in production.
+PROBE_PART = bytes(64 << 10)
+PROBE_PARTS, WHOLE_PROBE_PARTS = 2, 16  # Where bytes take time, together as many as in production.
 READ_EVERY_S = 1.0
 INTACT, DAMAGED = b"as sent", b"damaged"  # What a piece of state holds.
 TIMED_BYTES = 8 << 20
@@ -328,9 +328,9 @@ class SimCluster(History):
             case fx.MeasureLink() | fx.Measured() | fx.FellBehind():
                 pass  # From core to core.
             case fx.SendProbe(peer):
-                part = PROBE_PART if self.rates is None else WHOLE_PROBE_PART
-                for index in range(PROBE_PARTS):
-                    self._send(node.name, peer, Probe(index=index, count=PROBE_PARTS), part)
+                count = PROBE_PARTS if self.rates is None else WHOLE_PROBE_PARTS
+                for index in range(count):
+                    self._send(node.name, peer, Probe(index=index, count=count), PROBE_PART)
             case fx.Happened():
                 self._happened(node, effect)
             case fx.Left(reason) | fx.Out(reason):
