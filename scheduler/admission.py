@@ -2,8 +2,11 @@
 
 Let S be the state, G what a step sums, T what it takes, R the rates of a joiner's links to members. Results of the
 steps that go on while it fetches the state share these links with it: they take G / (R T) of them. Beyond a half the
-state is there sooner if the cluster waits. If most of the state is trained, and fetching it takes less than a
-step, waiting costs less than it saves: a copy of the state at each source, and steps that are sent and done over.
+state is there sooner if the cluster waits. If most of the state is trained, and fetching it takes less than a step,
+waiting can cost less than it saves. It costs each member S / R. It saves a copy of the state at each source, and
+results that are sent and steps that are done over: two steps of each joiner, 0.3 of each member (`chaosnet bench
+peers`: with three members and S / R of a step, joins took 2 s longer where these trained on, of steps of 1 s, and
+their longest gaps 0.3 to 0.4 s). So the more members there are, the sooner they go on.
 
 Who joins in the same view fetches the same state, so they pass it on to each other (protocols/replication.py).
 """
@@ -32,6 +35,7 @@ MOST_OF_RESULTS = (
     2 * STATE_OF_RESULTS
 )  # A state that is soon there is waited for if it is no larger than that.
 JOIN_S = 0.05  # Of a join that is waited for, besides the bytes: 0.03 s on loopback.
+JOINER_SAVES, MEMBER_SAVES = 2.0, 0.3  # Steps, if the cluster waits, see above.
 
 Costs = Callable[[], tuple[int, float | None]]
 """Bytes that a step sums, and the seconds that it takes usually, if that is known."""
@@ -114,7 +118,8 @@ class Admission:
         near = [self.wanting[each.node] for each in views.admissible(view, if_all_wait)]
         shares = [self._share_of_results(each, view) for each in near]
         most = MAX_RESULTS_SHARE[len(near) > 1]
-        are_soon_in = bool(near) and all(self._is_soon_in(each, view) for each in near)
+        worth = JOINER_SAVES * len(near) / len(view.members) + MEMBER_SAVES
+        are_soon_in = bool(near) and all(self._is_soon_in(each, view, min(worth, 1.0)) for each in near)
         waits = are_soon_in or any(share > most for share in shares) or any(each.blocking for each in near)
         wanting = (
             replace(each.joiner, blocking=waits, why=_why_it_waits(share, are_soon_in) if waits else "")
@@ -130,13 +135,13 @@ class Admission:
         rate_bps = _rate_bps(wanting, view)
         return 8 * result_bytes / (rate_bps * step_s) if rate_bps and step_s else math.inf
 
-    def _is_soon_in(self, wanting: Wanting, view: View) -> bool:
-        """Is the state at the joiner in less than a step, so that it is not worth it to train meanwhile?"""
+    def _is_soon_in(self, wanting: Wanting, view: View, steps: float) -> bool:
+        """Is the state at the joiner within so much of a step that it is not worth it to train meanwhile?"""
         (result_bytes, step_s), state_bytes = self.costs(), self.state_bytes()
         rate_bps = _rate_bps(wanting, view)
         if not state_bytes or not step_s or not rate_bps or state_bytes > MOST_OF_RESULTS * result_bytes:
             return False
-        return 8 * state_bytes / rate_bps + JOIN_S <= step_s
+        return 8 * state_bytes / rate_bps + JOIN_S <= steps * step_s
 
     def why_not_yet(self, node: str, view: View) -> str:
         """What a joiner whose links are open waits for."""
