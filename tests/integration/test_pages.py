@@ -25,8 +25,8 @@ def free_ports(count: int) -> list[str]:
 @pytest.fixture
 def reader(tmp_path):
     one, other = free_ports(2)
-    # The second machine is this one, by another address; scripts do not wait for somebody who watches.
-    here = {"5555": one, "5556": other, "10.0.0.": "127.0.0."}
+    # The second machine is this one, by another address; its port 8088 may be taken; scripts wait for no watcher.
+    here = {"5555": one, "5556": other, "10.0.0.": "127.0.0.", "127.0.0.1:8088": "127.0.0.1:..."}
     faster = {"time.sleep(0.1)": "time.sleep(0.02)", "--pause 0.05": "--pause 0.005"}
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     reader = Reader(tmp_path, here | faster)
