@@ -16,7 +16,7 @@ from ..protocols.sentences import sentence
 from ..protocols.status import EventRow, LinkRow, MemberRow, Status, StepRow
 from ..terminal.step_split import split
 from ..terminal.told_pipelines import how_safe, kept, lines, micro_batches_per_s
-from .picture import Picture, PullBegun
+from .picture import STEPS_WHOLE, Picture, PullBegun
 
 GONE = ("failed", "left")
 
@@ -37,7 +37,7 @@ def page(picture: Picture, now_s: float) -> Plain:
         return found
     step_s = pace_s(picture.steps)
     late = status.waiting.whom if status.waiting else ()
-    found_split = split(status.active, step_s, bool(status.pipelines))
+    found_split = split(status.active, step_s, bool(status.pipelines), picture.steps[-STEPS_WHOLE:])
     return found | {
         "head": _head(status, step_s),
         "nodes": [

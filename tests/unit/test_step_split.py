@@ -9,7 +9,7 @@ from statuses import STATUS
 
 from chaosnet.page import model
 from chaosnet.page.picture import Picture
-from chaosnet.protocols.status import MemberRow
+from chaosnet.protocols.status import MemberRow, StepRow
 from chaosnet.terminal import tables
 from chaosnet.terminal.step_split import split, who_comes_last
 
@@ -35,6 +35,15 @@ def test_the_time_of_a_step_is_split_by_who_waits_least():
     assert (found.slowest, round(found.costs_s, 9)) == ("b", 0.3)
     pair = split((member("a", 0.5), member("b", 0.1)), step_s=1.0)
     assert pair is not None and (pair.slowest, pair.costs_s) == ("b", 0.4), "of two, too"
+
+
+def test_what_a_node_does_itself_is_the_rest_of_the_step_in_which_it_waited():
+    """Not of a usual step: a node that waited once for a slow one would have had nothing to do itself."""
+    members = [msgspec.structs.replace(member(name, s), step=9) for name, s in (("a", 2.6), ("b", 0.1))]
+    steps = [StepRow(step=8, time_s=0.0, seconds=3.0, samples=8, metrics={})]
+    found = split(members, 1.0, steps=steps)
+    assert found is not None
+    assert [(row.node, round(row.own_s, 9)) for row in found.rows] == [("b", 2.9), ("a", 0.4)]
 
 
 def test_nobody_is_blamed_for_a_wait_that_does_not_matter_or_without_others():
@@ -63,5 +72,5 @@ def test_status_and_page_say_the_same():
     picture = Picture()
     picture.answered(status, 100.0)
     page = model.page(picture, 100.0)
-    found = split(status.active, page["head"]["step_s"])
+    found = split(status.active, page["head"]["step_s"], steps=status.steps)
     assert found is not None and page["split"] == asdict(found)
