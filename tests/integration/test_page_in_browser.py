@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -307,6 +308,65 @@ def test_two_hundred_nodes_are_drawn_within_a_second_and_read_by_keyboard(browse
         page.locator("#chart").focus()
         page.keyboard.press("ArrowLeft")
         assert "step" in page.locator("#reading").inner_text()
+
+
+def test_two_hundred_nodes_that_change_every_second_while_some_die_leave_the_browser_time_for_its_frames(
+    browser,
+):
+    """Times of frames and of what is drawn at an update, over eight of them, on whatever else this machine does."""
+
+    def ask(on_silence: Any) -> Iterator[Any]:
+        status = simulated(200, began_s=time.time() - 180)
+        for turn in itertools.count():
+            gone = {f"n{place}" for place in range(9, 9 + turn)}
+            rows = [
+                msgspec.structs.replace(
+                    row, step=row.step + turn, sync_delay_s=row.sync_delay_s * (1 + turn % 3), cpu_pct=90.0 + turn,
+                    state="failed" if row.node in gone else row.state,
+                )
+                for row in status.members
+            ]  # fmt: skip
+            links = [
+                msgspec.structs.replace(link, rate_mbit=link.rate_mbit * (1 + 0.1 * (turn % 3)))
+                for link in status.links
+                if not gone & {link.a, link.b}
+            ]
+            step = status.step + turn
+            yield msgspec.structs.replace(status, step=step, members=tuple(rows), links=tuple(links))
+
+    with served(Feed(Picture(), ask)) as url, page_at(browser, url) as page:
+        page.wait_for_selector("#graph .node")
+        frames, draws = page.evaluate(FRAMES, 8)
+    told = f"ms between frames {sorted(frames)}, ms of draws {sorted(draws)}"
+    assert statistics.median(frames) < 50, told
+    assert statistics.median(draws) < 150, told
+
+
+FRAMES = """(wanted) => new Promise((done) => {
+  const frames = [], draws = [];
+  let last = performance.now(), drawn = chaosnetDrawMs;
+  const frame = () => {
+    const now = performance.now();
+    frames.push(Math.round(now - last));
+    last = now;
+    if (chaosnetDrawMs !== drawn) draws.push(Math.round(drawn = chaosnetDrawMs));
+    if (draws.length < wanted) requestAnimationFrame(frame);
+    else done([frames, draws]);
+  };
+  requestAnimationFrame(frame);
+})"""
+
+
+def test_events_lie_at_equal_distances_whatever_their_kinds(browser):
+    status = simulated(3)
+    asked = [msgspec.structs.replace(status.events[-1], node=f"m{number}") for number in range(3)]
+    status = msgspec.structs.replace(status, events=(*status.events, *asked))
+    with served(of_status(status, "run.json")) as url, page_at(browser, url) as page:
+        page.wait_for_selector("#events li:has-text('m2')")
+        tops = page.evaluate("""[...document.querySelectorAll("#events li")]
+            .map((each) => each.querySelector(".what").getBoundingClientRect().top
+                - each.getBoundingClientRect().top + parseFloat(getComputedStyle(each).marginTop))""")
+        assert len(tops) > 5 and max(tops) - min(tops) < 1, tops
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

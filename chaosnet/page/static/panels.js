@@ -142,8 +142,7 @@ function showSplit({ split, nodes, head }) {
 function showJoins({ nodes }) {
   const joins = nodes.filter((node) => node.state === "standby" || node.pull);
   $("joins").hidden = !joins.length;
-  const make = () =>
-    element("div", { class: "join" }, element("b"), element("div", { class: "stack" }), element("p"));
+  const make = () => element("div", {}, element("b"), element("div", { class: "stack" }), element("p"));
   keyed(
     $("joins-rows"),
     joins.slice(0, JOINS),
