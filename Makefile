@@ -32,12 +32,14 @@ test-all: $(VENV)/installed
 test-accelerator: $(VENV)/installed
 	$(BIN)/python -m pytest tests/accelerator
 
-# The page in a real browser, and a real Prometheus (root, Debian or Ubuntu; elsewhere, install both yourself).
+# The page in a real browser, a real Prometheus, `chaosnet top` in tmux (root, Debian or Ubuntu; elsewhere, install the
+# three yourself).
 dashboard-test: $(VENV)/installed
-	command -v chromium prometheus >/dev/null || apt-get install -y --no-install-recommends chromium prometheus
+	for each in chromium prometheus tmux; do command -v $$each >/dev/null || apt-get install -y --no-install-recommends $$each || exit; done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt playwright
 	$(BIN)/python -m pytest -rs tests/unit/test_page.py tests/integration/test_page_served.py \
-		tests/integration/test_page_actions.py tests/integration/test_page_in_browser.py
+		tests/integration/test_page_actions.py tests/integration/test_page_in_browser.py \
+		tests/integration/test_top_in_tmux.py
 
 soak: $(VENV)/installed
 	$(BIN)/chaosnet soak --minutes 3 --every 5
