@@ -46,7 +46,9 @@ def test_who_leaves_tells_its_run_also_that_another_was_killed_and_nothing_was_l
         stays.signal(signal.SIGTERM)
         assert stays.exit_code() == 0
         first, last = leaves.text(), stays.text()
-    figures = json.loads([line for line in first.splitlines() if line.startswith('{"time"')][-1])
+    told = [json.loads(line) for line in first.splitlines() if not line.startswith("step ")]
+    assert {"joined", "node-failure", "summary"} <= {each.get("event") for each in told}
+    figures = [each for each in told if each.get("event") == "summary"][-1]
     assert (figures["event"], figures["node"]) == ("summary", "n2")
     assert (figures["lost"], figures["left"]) == (["n1"], [])
     assert figures["lost_updates"] == figures["samples_set_aside"] == figures["samples_dropped"] == 0
