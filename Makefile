@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-accelerator dashboard-test soak lint format bench site wheel-test clean docker-image docker-rates testbed-docker
+.PHONY: demo test test-all test-accelerator dashboard-test soak lint format bench site wheel-test clean docker-image docker-rates testbed-docker testbed-slurm
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
@@ -89,6 +89,12 @@ docker-rates: $(VENV)/installed
 
 testbed-docker: $(VENV)/installed
 	$(BIN)/python -m pytest -rs tests/testbed/test_docker.py
+
+# examples/slurm/train.sbatch under a Slurm of namespaces (root, Debian or Ubuntu; elsewhere, install Slurm and munge
+# yourself). Four minutes, of which the job waits most for its time to be over.
+testbed-slurm: $(VENV)/installed
+	for each in slurm-wlm munge; do dpkg -s $$each >/dev/null 2>&1 || apt-get install -y --no-install-recommends $$each || exit; done
+	$(BIN)/python -m pytest -rs tests/testbed/test_slurm.py
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: python is %d.%d (expected 3.11 or newer; set PYTHON=...)" % sys.version_info[:2])'
