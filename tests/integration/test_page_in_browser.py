@@ -209,6 +209,16 @@ def test_a_metric_of_some_steps_only_has_a_curve_whatever_its_name(browser):
         assert "step 400" in page.locator("#reading").inner_text()
 
 
+def test_what_a_mark_on_the_curve_stands_for_is_read_with_the_curve(browser):
+    with served(of_status(simulated(3), "run.json")) as url, page_at(browser, url) as page:
+        page.locator("#chart").scroll_into_view_if_needed()
+        mark = page.locator("#chart .event-mark.bad").bounding_box()
+        page.mouse.move(mark["x"] + mark["width"] / 2, mark["y"] + 60)
+        assert "n-lost is lost: silent for 1.3 s" in page.locator("#reading").inner_text()
+        page.mouse.move(mark["x"] + 60, mark["y"] + 60)
+        assert "is lost" not in page.locator("#reading").inner_text()
+
+
 def test_levels_of_a_curve_are_what_they_say_also_where_all_values_are_nearly_equal(browser):
     status = with_metrics(simulated(2), lambda step: {"loss": 0.12345 + 1e-6 * step})
     with served(of_status(status, "run.json")) as url, page_at(browser, url) as page:

@@ -3,6 +3,8 @@ import { clock, count, say, seconds, set, svg, value } from "./words.js";
 
 const MARGIN = { left: 54, right: 14, top: 16, bottom: 22 };
 const SMOOTHED = 60; // Values, from which on their means are drawn, too.
+const NEAR = 5; // Pixels from a mark, up to which it is read with the curve.
+const TOLD = 2; // Marks that are read at once.
 
 export class Chart {
   constructor(box, reading) {
@@ -19,7 +21,7 @@ export class Chart {
     box.addEventListener("keydown", (event) => this.step(event));
   }
 
-  // `values`: null is one that is not finite; `marks`: { step, kind } of events; `unit`: a value as text.
+  // `values`: null is one that is not finite; `marks`: { step, kind, text } of events; `unit`: a value as text.
   show(steps, values, times, marks, unit) {
     Object.assign(this, { steps, values, times, marks, unit });
     if (this.at >= values.length) this.read(null); // Older ones were thinned out.
@@ -142,7 +144,10 @@ export class Chart {
 
   told(index) {
     const v = this.values[index];
-    return `${clock(this.times[index])}: ${v == null ? "not finite" : this.unit(v)}`;
+    const x = this.x?.(this.steps[index]);
+    const near = this.marks.filter(({ step }) => Math.abs(this.x?.(step) - x) <= NEAR).slice(-TOLD);
+    const read = `${clock(this.times[index])}: ${v == null ? "not finite" : this.unit(v)}`;
+    return [read, ...near.map(({ text }) => text)].join(" · ");
   }
 }
 
