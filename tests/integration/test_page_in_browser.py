@@ -219,6 +219,17 @@ def test_what_a_mark_on_the_curve_stands_for_is_read_with_the_curve(browser):
         assert "is lost" not in page.locator("#reading").inner_text()
 
 
+def test_who_leaves_or_can_only_dial_is_not_told_of_as_if_it_were_lost(browser):
+    status = simulated(3)
+    kinds = ("left", "unreachable")
+    told = [msgspec.structs.replace(status.events[0], kind=kind, node=kind, step=300) for kind in kinds]
+    status = msgspec.structs.replace(status, events=tuple(told))
+    with served(of_status(status, "run.json")) as url, page_at(browser, url) as page:
+        page.wait_for_selector("#chart .event-mark")
+        assert page.locator("#events li").count() == 2
+        assert page.locator("#events .bad").count() == page.locator("#chart .bad").count() == 0
+
+
 def test_levels_of_a_curve_are_what_they_say_also_where_all_values_are_nearly_equal(browser):
     status = with_metrics(simulated(2), lambda step: {"loss": 0.12345 + 1e-6 * step})
     with served(of_status(status, "run.json")) as url, page_at(browser, url) as page:

@@ -59,7 +59,7 @@ export function showCurves(head, events) {
   const marks = events
     .filter((event) => MARKED.includes(event.kind))
     .slice(-MARKS)
-    .map((event) => ({ step: event.step, kind: kindOf(event.kind) || "bad", text: event.text }));
+    .map((event) => ({ step: event.step, kind: kindOf(event.kind), text: event.text }));
   chart.show(told(past.step), told(column), told(past.time_s), marks, unit);
 }
 

@@ -9,7 +9,7 @@ const EVENTS = 120;
 const LONG = 8; // Characters of a tile, from which on they are smaller.
 const NAME = 12; // Characters of a node's name beside a bar, or in a tile.
 const GOOD = ["joined", "link-up", "waited for", "replication"];
-const BAD = ["node-failure", "expelled", "link-failure", "link-refused", "unreachable", "declared dead", "waits for"];
+const BAD = ["node-failure", "expelled", "link-failure", "link-refused", "declared dead", "waits for"];
 const JOIN = ["scale-out"];
 
 // `fades`: has the node of that name just gone?
@@ -131,8 +131,9 @@ function showSplit({ split, nodes, head }) {
     say(last, seconds(own_s));
     const told = `own work ${seconds(own_s)}, the sum ${seconds(sum_s)}, waiting ${seconds(wait_s)}`;
     set(stack, "aria-label", told);
+    const whole = Math.max(own_s + sum_s + wait_s, 1e-9); // Of the step in which it waited.
     [own_s, sum_s, wait_s].forEach((s, i) => {
-      stack.children[i].style.width = `${Math.min((100 * s) / Math.max(split.step_s, 1e-9), 100).toFixed(1)}%`;
+      stack.children[i].style.width = `${((100 * s) / whole).toFixed(1)}%`;
     });
   });
 }
