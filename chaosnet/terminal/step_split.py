@@ -44,7 +44,8 @@ def split(
 
     A node tells how long its last step has waited for the all-reduce: what else that step took, which `steps` may
     tell, was its own work. For the one that comes last, the wait is the time of the sum alone; what others wait for
-    longer, they wait for it. Who has done no step yet has waited for none. `by_plan`: members end one after the other by plan, as in pipelines, so nobody is named.
+    longer, they wait for it. Who has done no step yet has waited for none. `by_plan`: members end one after the other
+    by plan, as in pipelines, so nobody is named.
     Returns: None before that is known.
     """
     told = [row for row in active if row.report_age_s is not None and row.step > row.joined_step]
