@@ -24,7 +24,8 @@ class JoinNews:
         self.took_s: dict[str, float] = {}
         self._state, self._since_s = joiner.state, now_s
         self._next_s = FIRST_S[0]
-        self._before = (now_s, 0, 0)  # When it was told last; of which attempt, and how many bytes were here.
+        # When it was told last, or began to pull; of which attempt, and how many bytes were here.
+        self._before = (now_s, 0, 0)
 
     def note(self, now_s: float) -> None:
         """The joiner may have come into another state."""
@@ -32,6 +33,8 @@ class JoinNews:
             name = self._state.value
             self.took_s[name] = self.took_s.get(name, 0.0) + now_s - self._since_s
             self._state, self._since_s = self.joiner.state, now_s
+            if self._state is JoinState.FETCHING:
+                self._before = (now_s, 0, 0)
 
     def tick(self, now_s: float) -> list[Effect]:
         """A line, if one is due."""

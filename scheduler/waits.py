@@ -13,6 +13,7 @@ from .monitor import ClusterMonitor
 NAMED = 3  # Of many; the others are counted.
 MOST_LETTERS = 200  # Of names, in a notice.
 MOST_APART_S = 600.0  # From one line to the next.
+SILENT_S = 2.0  # Reports come once a second: who misses so many may be stopped or cut off.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,15 @@ class Waits:
         self.now: Wait | None = None
         self._told: Wait | None = None
         self._again_s = LEAST_S
+        self._ticked_s = self._awake_s = float("-inf")  # Awake since: what came while we slept is not read yet.
 
     def tick(
         self, view: View, step: int, clock: StepClock, monitor: ClusterMonitor, now_s: float
     ) -> list[Effect]:
         """Look whether somebody holds the step up; to be called about once a second."""
+        if now_s - self._ticked_s >= SILENT_S:
+            self._awake_s = now_s
+        self._ticked_s = now_s
         heard = [
             (record.report, now_s - record.reported_s)
             for node in view.member_ids
@@ -61,7 +66,12 @@ class Waits:
         waited_s = max(waits, default=0.0)
         if waited_s < LEAST_S or clock.elapsed_s(now_s) < clock.patience_s:
             return []
-        self.now = _wait([report for report, _ in heard], step, now_s - waited_s)
+        silent = {
+            report.node: silent_s
+            for report, age_s in heard
+            if (silent_s := min(age_s, now_s - self._awake_s)) >= SILENT_S
+        }
+        self.now = _wait([report for report, _ in heard], silent, step, now_s - waited_s)
         if waited_s < self._again_s:
             return []
         self._again_s = waited_s + min(waited_s, MOST_APART_S)
@@ -85,7 +95,12 @@ class Waits:
         return WaitRow(whom=wait.about, seconds=round(now_s - wait.since_s, 1), why=wait.why)
 
 
-def _wait(reports: list[Report], step: int, since_s: float) -> Wait:
+def _wait(reports: list[Report], silent: dict[str, float], step: int, since_s: float) -> Wait:
+    if silent:
+        whom = "it" if len(silent) == 1 else "them"
+        return Wait(
+            tuple(silent), since_s, f"nothing has come from {whom} for {min(silent.values()):.0f} s"
+        )
     late = [report for report in reports if report.step == step and report.idle_s]
     if late:
         pulls = all(report.pulls_state for report in late)

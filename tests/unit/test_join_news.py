@@ -52,6 +52,16 @@ def test_measuring_and_pulling_are_told_with_whom_and_how_much():
     assert told == {2: "pulls the state: 120 of 540 MB, 60.0 MB/s from a, about 7 s left"}
 
 
+def test_the_rate_of_a_pull_is_reckoned_from_its_begin():
+    bench = Bench()
+    news = JoinNews(bench.joiner, -3.0)  # For so long it has asked, linked and waited.
+    bench.to_fetching()
+    news.note(0.0)
+    bench.handle(ManifestKnown(7, 540_000_000, 1))
+    bench.joiner.replication.stored_bytes = 120_000_000
+    assert news.tick(2.0)[0].text == "pulls the state: 120 of 540 MB, 60.0 MB/s from a, about 7 s left"
+
+
 def test_a_joiner_that_pulls_reports_how_much_it_has_of_whom():
     bench = Bench()
     bench.to_fetching()

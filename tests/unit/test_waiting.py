@@ -34,6 +34,8 @@ class Bench:
         now_s = self.began_s + seconds
         for node in "abc":
             fields = by_node.get(node, {"waits_s": seconds})
+            if fields is None:
+                continue  # Nothing comes from it.
             self.monitor.report(Report(node=node, step=5, **fields), now_s)
         return self.waits.tick(VIEW, 5, self.clock, self.monitor, now_s)
 
@@ -72,6 +74,24 @@ def test_several_are_named_and_who_pulls_the_state_is_not_blamed():
     bench = Bench()
     [told] = bench.after(3, c={"idle_s": 3, "pulls_state": True})
     assert told.detail == "3 s so far: it pulls the state"
+
+
+def test_of_who_is_stopped_or_cut_off_it_is_told_that_nothing_comes():
+    bench = Bench()
+    assert not bench.after(1, b={"idle_s": 1})
+    told = {s: bench.after(s, b=None) for s in range(2, 6)}
+    assert told[2][0].detail == "2 s so far: its script has not called update()", "it might be late"
+    assert told[4] == [Happened("waits for", "b", "4 s so far: nothing has come from it for 3 s", 5)]
+    bench = Bench()
+    told = {s: bench.after(s, **({"b": None, "c": None} if s > 1 else {})) for s in range(1, 5)}
+    assert told[4] == [Happened("waits for", "b, c", "4 s so far: nothing has come from them for 3 s", 5)]
+
+
+def test_a_scheduler_that_was_stopped_blames_nobody_for_what_it_has_not_read_yet():
+    bench = Bench()
+    assert not bench.after(1, b={"idle_s": 1})
+    [told] = bench.after(11, b=None, c=None)
+    assert told.detail == "11 s so far: its script has not called update()"
 
 
 def test_once_all_have_called_it_the_link_is_named_over_which_chunks_come():
