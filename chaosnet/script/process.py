@@ -188,7 +188,7 @@ class ScriptNode:
 
     def _sum_up(self) -> None:
         session, engine = self.session, self._engine
-        checkpoint = engine.checkpointing.newest if engine.checkpointing is not None else None
+        checkpoint = engine.checkpointing.newest_whole() if engine.checkpointing is not None else None
         summary = self.record.summary(
             engine.samples,
             self.steps.updates_here,

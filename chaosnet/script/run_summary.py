@@ -71,7 +71,7 @@ class RunSummary:
         void_steps: Parts of steps that were computed here, and did not count; `lost_updates`: of the model, which
             this node has seen and the cluster does not have; `dealt_again`: samples that lost nodes
             had in hand, at most.
-        checkpoint: The newest that this node has written, or its part of it; "" for none.
+        checkpoint: The newest complete one that this node has written its part of; "" for none.
     """
 
     node: str

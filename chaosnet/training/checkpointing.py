@@ -8,6 +8,7 @@ travels in each contribution, so all leave a checkpoint out, or nobody does.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -228,6 +229,15 @@ class Checkpointing:
             return
         for path in renamed:
             self.say(f"set aside as {path}: it is beyond step {step}, from which this run goes on")
+
+    def newest_whole(self) -> tuple[int, Path] | None:
+        """`newest`, or if that lacks parts of others the newest complete one. Parts of the last may yet come."""
+        with contextlib.suppress(CheckpointError):
+            found = [] if self._is_final else scan(self.directory)
+            if any((each.step, each.path) == self.newest and not each.complete for each in found):
+                chosen = choose(found)
+                return chosen.step, chosen.path
+        return self.newest
 
     def _tell_newest(self, step: int, path: Path) -> None:
         """For the status: the newest checkpoint of which this node has its part, and when that was there."""

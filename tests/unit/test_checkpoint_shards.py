@@ -94,6 +94,19 @@ def test_nodes_whose_shards_do_not_fit_together_are_told_once(tmp_path):
     assert a.checkpointing.counters["checkpoints_incomplete"] == 1
 
 
+def test_a_run_that_ends_names_no_checkpoint_that_lacks_the_part_of_another(tmp_path):
+    """On a full disk one of two wrote its part; both named that checkpoint, and resumed from the one before."""
+    a, b = Node("a", tmp_path, rows=16), Node("b", tmp_path, rows=16)
+    a.write(10)
+    assert a.checkpointing.newest_whole()[0] == 10, "there is no other"
+    b.write(10)
+    b.write(20)
+    assert b.checkpointing.newest[0] == 20
+    assert b.checkpointing.newest_whole() == (10, choose(scan(tmp_path)).path)
+    a.write(20)
+    assert b.checkpointing.newest_whole()[0] == 20
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_state_that_changes_while_it_is_copied_is_no_checkpoint_and_that_is_said(tmp_path, frozen):
     """A trained parameter is noticed when it is copied, a frozen one when it is written."""
