@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from ..protocols.effects import Effect, Happened
@@ -42,7 +43,9 @@ class Waits:
         self.now: Wait | None = None
         self._told: Wait | None = None
         self._again_s = LEAST_S
-        self._ticked_s = self._awake_s = float("-inf")  # Awake since: what came while we slept is not read yet.
+        self._ticked_s = self._awake_s = float(
+            "-inf"
+        )  # Awake since: what came while we slept is not read yet.
 
     def tick(
         self, view: View, step: int, clock: StepClock, monitor: ClusterMonitor, now_s: float
@@ -71,7 +74,7 @@ class Waits:
             for report, age_s in heard
             if (silent_s := min(age_s, now_s - self._awake_s)) >= SILENT_S
         }
-        self.now = _wait([report for report, _ in heard], silent, step, now_s - waited_s)
+        self.now = _wait(view, [report for report, _ in heard], silent, step, now_s - waited_s)
         if waited_s < self._again_s:
             return []
         self._again_s = waited_s + min(waited_s, MOST_APART_S)
@@ -95,19 +98,17 @@ class Waits:
         return WaitRow(whom=wait.about, seconds=round(now_s - wait.since_s, 1), why=wait.why)
 
 
-def _wait(reports: list[Report], silent: dict[str, float], step: int, since_s: float) -> Wait:
+def _wait(view: View, reports: list[Report], silent: dict[str, float], step: int, since_s: float) -> Wait:
     if silent:
         whom = "it" if len(silent) == 1 else "them"
-        return Wait(
-            tuple(silent), since_s, f"nothing has come from {whom} for {min(silent.values()):.0f} s"
-        )
+        return Wait(tuple(silent), since_s, f"nothing has come from {whom} for {min(silent.values()):.0f} s")
     late = [report for report in reports if report.step == step and report.idle_s]
     if late:
         pulls = all(report.pulls_state for report in late)
         one = "it pulls the state" if pulls else "its script has not called update()"
         many = "they pull the state" if pulls else "their scripts have not called update()"
         return Wait(tuple(report.node for report in late), since_s, one if len(late) == 1 else many)
-    found = _lacking(reports)
+    found = _lacking(reports, view.member_set)
     if found is None:
         others = tuple(report.node for report in reports if report.step < step) or ("the sum",)
         return Wait(others, since_s, "all have called update(); their votes, or the result, are on the way")
@@ -117,10 +118,16 @@ def _wait(reports: list[Report], silent: dict[str, float], step: int, since_s: f
     return Wait((lack.peer, node), since_s, why, link=True)
 
 
-def _lacking(reports: list[Report]) -> tuple[str, Lack] | None:
-    """Where it is stuck: what a node lacks of a peer that itself lacks nothing. Parts come before results."""
+def _lacking(reports: list[Report], members: Set[str]) -> tuple[str, Lack] | None:
+    """Where it is stuck: what a node lacks of a peer that itself lacks nothing. Parts come before results.
+
+    Who is no member any more, and was lost in this step, is not waited for.
+    """
     for up in (True, False):
-        lacks = {report.node: [lack for lack in report.lacks if lack.up is up] for report in reports}
+        lacks = {
+            report.node: [lack for lack in report.lacks if lack.up is up and lack.peer in members]
+            for report in reports
+        }
         stuck = [(node, lack) for node in sorted(lacks) for lack in lacks[node] if not lacks.get(lack.peer)]
         if stuck:
             return min(stuck, key=lambda each: each[1].came / max(each[1].of, 1))

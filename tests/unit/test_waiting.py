@@ -104,6 +104,12 @@ def test_once_all_have_called_it_the_link_is_named_over_which_chunks_come():
     assert "chunks from c are on the way over this link (parts of the sum: 12 of 40 here)" in told.detail
 
 
+def test_who_was_lost_in_the_step_is_not_waited_for():
+    bench = Bench()
+    [told] = bench.after(4, b={"waits_s": 4, "lacks": (Lack(peer="lost", came=0, of=40, up=True),)})
+    assert told.node == "the sum"
+
+
 def test_a_rate_that_was_measured_before_the_wait_decays():
     clock = clock_with(0.5)
     assert clock.slowed(2.5 + 1.9) == 1.0
