@@ -41,6 +41,9 @@ MAX_STALL_S = 10.0
 STALL_USED_S = 30.0
 PAIR_PATIENCE_S = 2.5  # Of two members with each other.
 PAIR_PROOF_S = 2.2  # Less by more than two clocks drift apart in that time.
+# Who is away for longer, as a laptop that sleeps, is given up however patient others are. It tells nothing of how
+# long its loop is held up while it works.
+AWAY_S = PAIR_PATIENCE_S + 2 * MAX_STALL_S
 PROOF_WINDOW_S = 0.5  # Less than any patience above: who closes for silence was silent for longer.
 
 
@@ -222,7 +225,7 @@ class Liveness:
             state.heard_s = min(state.heard_s + late_s, now_s)  # It may have been heard since.
         if late_s > SUSPECT_AFTER_S - PING_EVERY_S:
             self.back_at_s = now_s
-        if late_s > self._stall(now_s):
+        if self._stall(now_s) < late_s <= AWAY_S:
             self.stall_s, self.stalled_at_s = min(late_s, MAX_STALL_S), now_s
 
     def _stall(self, now_s: float) -> float:

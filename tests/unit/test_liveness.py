@@ -107,6 +107,15 @@ def test_our_own_pause_is_told_to_others_and_forgotten_after_a_while(liveness):
     assert pong.message.stall_s == 0.0
 
 
+def test_who_has_slept_longer_than_others_wait_makes_nobody_more_patient(liveness):
+    liveness.tick(0.0)
+    _, _, [ping] = liveness.tick(60.0)
+    assert ping.message.stall_s == 0.0
+    liveness.received("a", Pong(sent_s=60.0), 60.0)
+    ticks = [60.0 + PING_EVERY_S * count for count in range(1, 7)]
+    assert [liveness.tick(now_s)[0] for now_s in ticks][-2:] == [["a"], ["a"]], "after 1.25 s, as ever"
+
+
 def test_a_close_proves_a_crash_only_if_the_peer_was_heard_lately(liveness):
     """Else the network may just deliver what was sent when the other end gave us up."""
     liveness.received("a", Pong(sent_s=0.0), 1.0)
