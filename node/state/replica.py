@@ -17,7 +17,15 @@ import zmq
 from ...protocols.codec import encode
 from ...protocols.effects import ReadManifest, ServeManifest, ServeShard, StoreShard
 from ...protocols.errors import ChaosnetError
-from ...protocols.events import Event, ManifestBad, ManifestKnown, Received, ShardBad, ShardStored
+from ...protocols.events import (
+    Event,
+    ManifestBad,
+    ManifestKnown,
+    Received,
+    ShardBad,
+    ShardStored,
+    StateRejected,
+)
 from ...protocols.messages import ManifestReply, NoSnapshot, Shard
 from ...protocols.replication import MAX_PIECE_BYTES
 from ..transport.shared_memory import Payload
@@ -90,9 +98,14 @@ class Replica:
             if digest(body) != effect.digest:
                 return ManifestBad(effect.source, "it does not match its hash", effect.attempt)
             manifest = Manifest.from_bytes(bytes(body))
-            self.arrival, self.bytes_by_source = Arrival(manifest, self.places), {}
         except (ChaosnetError, *NO_MEMORY) as error:
             return ManifestBad(effect.source, str(error)[:1000], effect.attempt)
+        try:
+            self.arrival, self.bytes_by_source = Arrival(manifest, self.places), {}
+        except NO_MEMORY as error:  # That of another source would need as much.
+            return StateRejected(
+                f"no memory here for its {manifest.total_bytes / 1e6:,.0f} MB: {error}"[:1000]
+            )
         return ManifestKnown(effect.step, manifest.total_bytes, effect.attempt)
 
     def store_shard(self, effect: StoreShard) -> Event:

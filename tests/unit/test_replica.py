@@ -4,11 +4,12 @@ import torch
 import zmq
 from torch import nn
 
+from chaosnet.node.state import replica
 from chaosnet.node.state.replica import Replica, digest
 from chaosnet.node.state.training_state import TrainingState
 from chaosnet.protocols.codec import decode
 from chaosnet.protocols.effects import ReadManifest, ServeManifest, ServeShard, StoreShard
-from chaosnet.protocols.events import ManifestKnown, Received, ShardBad, ShardStored
+from chaosnet.protocols.events import ManifestKnown, Received, ShardBad, ShardStored, StateRejected
 from chaosnet.protocols.messages import NoSnapshot
 
 STEP = 7
@@ -44,6 +45,17 @@ def joiner_of(source):
     told = joiner.read_manifest(ReadManifest("a", STEP, reply.digest, zmq.Frame(body)))
     assert isinstance(told, ManifestKnown)
     return joiner
+
+
+def test_want_of_memory_for_the_state_is_not_the_sources_fault(monkeypatch):
+    def full(manifest, places):
+        raise MemoryError("60000000 bytes: Cannot allocate memory")
+
+    monkeypatch.setattr(replica, "Arrival", full)
+    source = Source(4)
+    reply, body = source.manifest()
+    told = Replica(lambda *sent: True).read_manifest(ReadManifest("a", STEP, reply.digest, zmq.Frame(body)))
+    assert told == StateRejected("no memory here for its 0 MB: 60000000 bytes: Cannot allocate memory")
 
 
 def store(joiner, name, message, body):
