@@ -251,6 +251,12 @@ class Overlay:
         """Has a person declared some of those out of reach dead?"""
         return bool(self.lives.declared_dead - self.reachable)
 
+    def electorate(self, view: View) -> Electorate:
+        """Who decides for `view`: its voters. If all of them are dead by a person's word, its other members do."""
+        if not self.has_word or not self.crashed.issuperset(view.voter_ids):
+            return view.electorate
+        return Electorate(key=view.key, members=view.voteless_ids or view.voter_ids)
+
     def live_links(self) -> set[Link]:
         """Links between nodes in reach: of the view and not lost, or found."""
         return {each for each in (self.view.link_set - self.lost) | self.found if self.reachable >= {*each}}

@@ -379,10 +379,13 @@ class StepSync:
             strikes = merge_strikes([self.local.strikes, (strike,)])
             self.local = msgspec.structs.replace(self.local, strikes=strikes)
 
-    def electorates(self) -> list[Electorate]:
-        """The electorates of which a decision needs a quorum: of our view, and of views that others may be in."""
+    def electorates(self, present: Electorate | None = None) -> list[Electorate]:
+        """The electorates of which a decision needs a quorum: of our view, and of views that others may be in.
+
+        `present`: of our view, if it is not its voters who decide.
+        """
         assert self.view is not None
-        return [self.view.electorate, *self.priors, *self.without_us()]
+        return [present or self.view.electorate, *self.priors, *self.without_us()]
 
     def without_us(self) -> tuple[Electorate, ...]:
         """Views that the other of two voters may be in as soon as we have voted for them.

@@ -209,8 +209,8 @@ class Flushes:
         return next(answer.priors for answer in answers.values() if answer.view == base)
 
     def _without_quorum(self, base: View, others: tuple[Electorate, ...], alive: set[str]) -> str:
-        electorates = [base.electorate, *others]
-        voters = lacking(electorates, alive, self.tenure.overlay.crashed, self.tenure.overlay.has_word)
+        overlay = self.tenure.overlay
+        voters = lacking([overlay.electorate(base), *others], alive, overlay.crashed, overlay.has_word)
         if voters is None:
             return ""
         present = sum(node in alive for node in voters.members)

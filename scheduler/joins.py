@@ -30,7 +30,7 @@ from .changes import Changes
 from .flushes import Flushes
 from .repairs import Repairs
 from .tenure import MAX_QUEUE, Tenure
-from .views import Entrant, Promote, Votes, without_vote
+from .views import Entrant, Promote, Votes
 
 MAX_NEIGHBORS = 64  # Named in one NegotiationPlan.
 # A member that reports so long after a later process of its name has asked is another node; as RIVAL_S of the
@@ -258,7 +258,7 @@ class Joins:
         self.stepped_s = now_s
         view, admission = self.tenure.view, self.tenure.admission
         others = bool(admission.wanting) or not admission.is_complete(now_s)
-        is_due = without_vote(view) and (self.stepped_in == view.key or not others)
+        is_due = view.voteless_ids and (self.stepped_in == view.key or not others)
         self.stepped_in = view.key
         effects = self.changes.enqueue(Votes(), now_s) if is_due else []
         return effects + self._promote_early(now_s)

@@ -140,7 +140,7 @@ def apply_change(
                 )
             return _next(view, key, links=left)
         case Votes():
-            if not without_vote(view):
+            if not view.voteless_ids:
                 raise Nothing("all members have a vote")
             return _next(view, key, view.links)
         case Replan():
@@ -170,7 +170,7 @@ def survivors(
     observers = tuple(member for member in base.observers if member.id in alive & heard)
     nodes = voters | {member.id for member in observers}
     links = [each for each in links if nodes.issuperset(each)]
-    lacking = [node for node in without_vote(base) if node in voters]
+    lacking = [node for node in base.voteless_ids if node in voters]
     joining = tuple(map(_voteless, lacking))
     return View(
         term=key[0],
@@ -263,11 +263,6 @@ def _add_joiners(view: View, change: AddJoiners, key: tuple[int, int], step: int
         observers=(*observers, *(nodes[each.node] for each in new if not each.blocking)),
         joining=tuple(joining),
     )
-
-
-def without_vote(view: View) -> list[str]:
-    """Members that have no vote yet."""
-    return [each.node for each in view.joining if each.node in view.member_set]
 
 
 def new_voters(before: View, view: View) -> tuple[str, ...]:

@@ -535,9 +535,9 @@ class RandomRun:
 
     def _person_could_help(self, node: SimNode) -> bool:
         """Does the node still wait, though only for nodes that were declared dead?"""
-        waits = self._waits_for(node)
-        votes = node.name in node.view.voter_ids  # Else it has no state.
-        return votes and bool(waits) and all(name in node.agent.overlay.lives.declared for name in waits)
+        waits, agent, voters = self._waits_for(node), node.agent, {*node.view.voter_ids}
+        decides = node.name in voters or not (agent.lacks_state or agent.overlay.reachable & voters)
+        return decides and bool(waits) and all(name in agent.overlay.lives.declared for name in waits)
 
     def _note_pairs(self) -> None:
         """Note which pairs wait for a person, and why."""

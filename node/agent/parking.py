@@ -38,11 +38,18 @@ class Parking:
         return []
 
     def doubted(self) -> tuple[tuple[str, int], ...]:
-        """Voters out of reach, with their lives, that no person has declared dead."""
-        view = self.node.sync.view
-        if view is None or self.node.me not in view.voter_ids:
-            return ()  # It has no state to go on with.
-        return self.node.overlay.missing_of(self._voters())
+        """Voters out of reach, with their lives, that no person has declared dead.
+
+        A member that has no vote yet, and has the state, may go on without all of those who have one.
+        """
+        node, view = self.node, self.node.sync.view
+        if view is None:
+            return ()
+        voters = self._voters()
+        if node.me in view.voter_ids:
+            return node.overlay.missing_of(voters)
+        can_go_on = not node.lacks_state and not voters & node.overlay.reachable
+        return node.overlay.missing_of(voters | view.member_set) if can_go_on else ()
 
     def _voters(self) -> set[str]:
         return {voter for electorate in self.node.sync.electorates() for voter in electorate.members}

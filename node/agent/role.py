@@ -16,6 +16,7 @@ from ...protocols.messages import (
     AbortRequest,
     ConnectLinkRequest,
     DisconnectLinkRequest,
+    Electorate,
     Expelled,
     FlushOk,
     NeighborsReady,
@@ -85,23 +86,29 @@ class Role:
         if not self._is_vacant:
             node.election.stand_down()
             return []
-        if node.me not in view.member_set:
+        if node.me not in view.member_set or (node.overlay.has_word and node.lacks_state):
             return []
         seniors, rtt_s = view.member_set & node.overlay.reachable, node.liveness.slowest_rtt_s
         if node.election.wake_at_s is None:
             leaves = node.leaver.state is not LeaverState.STAYING  # Stands only if nobody else does.
             rank = sum(each in seniors for each in view.member_ids[: view.member_ids.index(node.me)])
             node.election.scheduler_missing(rank + leaves * len(seniors), now_s, rtt_s)
-        electorates, word = node.sync.electorates(), node.overlay.has_word
+        electorates, word = self._electorates, node.overlay.has_word
         effects = node.election.tick(view.key, electorates, seniors, now_s, rtt_s, word)
         effects += self._count(view.key, seniors)
         if node.election.role is ElectionRole.ELECTED:
             return effects + self._take(now_s)
         return effects + self.park_without_quorum()
 
+    @property
+    def _electorates(self) -> list[Electorate]:
+        node = self.node
+        assert node.sync.view is not None
+        return node.sync.electorates(node.overlay.electorate(node.sync.view))
+
     def _count(self, key: ViewKey, voters: Set[str]) -> list[Effect]:
         node = self.node
-        electorates, crashed, word = node.sync.electorates(), node.overlay.crashed, node.overlay.has_word
+        electorates, crashed, word = self._electorates, node.overlay.crashed, node.overlay.has_word
         return node.election.count(key, electorates, voters, crashed, word)
 
     def _take(self, now_s: float) -> list[Effect]:
@@ -146,7 +153,7 @@ class Role:
         """If there is no quorum, or no election succeeds, park: say once why nothing moves."""
         node = self.node
         crashed, word = node.overlay.crashed, node.overlay.has_word
-        voters = lacking(node.sync.electorates(), node.overlay.reachable, crashed, word)
+        voters = lacking(self._electorates, node.overlay.reachable, crashed, word)
         if voters is not None:
             present = sum(each in node.overlay.reachable for each in voters.members)
             reason = f"only {present} of {len(voters.members)} members can be reached"
@@ -184,7 +191,7 @@ class Role:
         if view is None or node.me not in view.member_set:
             return []
         voters = view.member_set & node.overlay.reachable
-        electorates, crashed, word = node.sync.electorates(), node.overlay.crashed, node.overlay.has_word
+        electorates, crashed, word = self._electorates, node.overlay.crashed, node.overlay.has_word
         effects = node.election.on_reply(reply, view.key, electorates, voters, crashed, word)
         self.adopt_term(node.election.term)
         return effects

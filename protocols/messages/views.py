@@ -105,6 +105,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True, dict=True, tag=True):
         new = {joining.node for joining in self.joining}
         return tuple(member.id for member in self.members if member.id not in new)
 
+    @cached_property
+    def voteless_ids(self) -> tuple[str, ...]:
+        """Members that have no vote yet."""
+        return tuple(member.id for member in self.members if member.id not in self.voter_ids)
+
     @property
     def electorate(self) -> Electorate:
         return Electorate(key=self.key, members=self.voter_ids)

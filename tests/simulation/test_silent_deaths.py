@@ -82,6 +82,25 @@ def test_joiners_whose_only_source_dies_say_that_the_cluster_has_to_be_started_a
     assert waiting.why_it_waits(now_s).endswith("if it is gone for good: start anew, as n2 has just joined)")
 
 
+def test_who_has_the_state_and_no_vote_yet_goes_on_when_a_person_says_so():
+    """Three processes at 34 MB: both others were killed 5 s after the third had joined, within its third step."""
+    cluster = Scripted().grow("n1", "n2")
+    cluster.add("n3", seeds=["n1"], blocking=True)
+    while cluster.agent("n3").phase is not Phase.MEMBER or cluster.agent("n3").lacks_state:
+        cluster.settle(0.01)
+    waiting = cluster.agent("n3")
+    assert "n3" not in waiting.sync.view.voter_ids
+    for name in ("n1", "n2"):
+        cluster.crash(name)
+    cluster.settle(6.0)
+    assert waiting.parked == "only 0 of 2 members can be reached"
+    now_s = cluster.nodes["n3"].clock.reads(cluster.now_s)
+    assert waiting.why_it_waits(now_s).endswith("if they are gone for good: chaosnet go-on n3:1)")
+    cluster.go_on("n3")
+    assert goes_on(cluster, "n3")
+    assert waiting.sync.view.voter_ids == ("n3",)
+
+
 def test_terms_of_a_majority_that_is_said_to_be_dead_are_not_used_again():
     """Seed 179836 of lives with rates: it had elected a scheduler of term 3, and so did who was left, later."""
     cluster = Scripted().grow("n1", "n2", "n3")
