@@ -40,7 +40,7 @@ ADVICE = {
     ),
     "": (
         "Something changes it on one node outside of update(): do that in Trainer(after_step=...), which all nodes "
-        "and every joiner run"
+        "and every joiner run. Or an optimizer of your own keeps in an attribute what belongs into its state"
     ),
 }
 
