@@ -167,6 +167,11 @@ class Liveness:
         state = self.peers.get(peer)
         return state.heard_s + PAIR_PATIENCE_S if state is not None and state.paired else 0.0
 
+    def silent_s(self, peer: str, now_s: float) -> float:
+        """So long nothing has come over the link to `peer`, our own stalls left out; 0 without a link."""
+        state = self.peers.get(peer)
+        return max(now_s - state.heard_s, 0.0) if state is not None else 0.0
+
     def doubt(self, peer: str, now_s: float) -> list[Effect]:
         """Somebody else lost its link to `peer`: ask it now, and wait less."""
         state = self.peers.get(peer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...protocols.effects import Effect, MeasureLink
+from ...protocols.effects import Effect, MeasureLink, Progress
 from ...protocols.events import ReadingsTaken, Received
 from ...protocols.messages import Notice, Report
 from ...protocols.waiting import LEAST_S
@@ -21,6 +21,9 @@ class Reports:
         self.node = node
         self.taken: ReadingsTaken | None = None  # The last readings.
         self.wake_at_s: float | None = None
+        self._told_silence_s = (
+            0.0  # How long this node had waited for a silent scheduler when it last told so.
+        )
 
     def routes(self) -> Routes:
         return Routes(events={ReadingsTaken: self.on_readings}, routed={Notice: self.on_notice})
@@ -96,9 +99,24 @@ class Reports:
     def _tell_waits(self, now_s: float) -> list[Effect]:
         """As the scheduler, tell for whom all wait, if for anybody. A parked node tells that by itself."""
         node, view = self.node, self.node.sync.view
-        if node.scheduler is None or view is None or node.sync.frozen or node.parked:
+        if view is None or node.sync.frozen or node.parked:
             return []
+        if node.scheduler is None:
+            return self._tell_silence(view.scheduler, now_s)
         return node.waits.tick(view, node.sync.step, node.clock, node.monitor, now_s)
+
+    def _tell_silence(self, scheduler: str, now_s: float) -> list[Effect]:
+        """If the silent one is the scheduler, nobody tells all: this node tells its user."""
+        node, clock = self.node, self.node.clock
+        silent_s, waits_s = node.liveness.silent_s(scheduler, now_s), clock.waits_s(now_s)
+        if min(silent_s, waits_s) < LEAST_S or clock.elapsed_s(now_s) < clock.patience_s:
+            self._told_silence_s = 0.0
+            return []
+        if waits_s < 2 * self._told_silence_s:
+            return []
+        self._told_silence_s = waits_s
+        text = f"waits for {scheduler}, {waits_s:.0f} s so far: nothing has come from it for {silent_s:.0f} s"
+        return [Progress(text)]
 
     def _measure_again(self, now_s: float) -> list[Effect]:
         """Have links measured that carried nothing for long: they may be faster by now. One of the two ends asks."""

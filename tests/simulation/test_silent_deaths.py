@@ -161,3 +161,20 @@ def test_the_junior_goes_on_if_the_senior_cannot_have_and_waits_if_it_may(name):
     """With another rule broken for each, these fail (simulator/mutants.py)."""
     for seed in range(5):
         play(DEATHS[name], seed)
+
+
+def test_of_a_silent_scheduler_each_node_tells_its_user():
+    """It tells all for whom they wait. A stall of 4 s makes the others patient for 9: nobody said a word."""
+    cluster = Scripted().grow("n1", "n2", "n3")
+    for name in ("n2", "n3"):
+        liveness = cluster.agent(name).liveness
+        liveness.stall_s, liveness.stalled_at_s = 4.0, cluster.nodes[name].clock.reads(cluster.now_s)
+    cluster.fall_silent("n1", 30.0)
+    cluster.settle(8.0)
+    lines = [(name, text) for _, name, text in cluster.told if isinstance(text, str)]
+    told = [(name, text) for name, text in lines if "nothing has come from it" in text]
+    assert {name for name, _ in told} == {"n2", "n3"}
+    assert len(told) == 4, "after 2 s, and again once the wait has doubled"
+    assert all(text.startswith("waits for n1, ") for _, text in told)
+    cluster.settle(4.0)
+    assert goes_on(cluster, "n2")
