@@ -134,6 +134,15 @@ def test_data_sets_that_differ_are_an_error(three):
         three.round()
 
 
+def test_who_comes_back_when_it_is_over_catches_up_with_what_the_others_trained():
+    a = Evaluation("a")
+    a.enter(100, 10)
+    a.completed(merge([Contribution(**a.contribution())]), ["a", "b"])
+    assert a.under_way
+    a.from_plain(None)
+    assert a.completed(Contribution(), ["b"]) is None and not a.under_way
+
+
 def test_who_does_not_evaluate_says_nothing_of_it():
     assert Evaluation("a").contribution() == {}
     assert list(positions(Evaluation("a").mine)) == []
