@@ -375,6 +375,8 @@ class DataParallel(TrainingEngine):
             self.schedule.progressed(self.share.epoch, self.samples, evaluated)
         if not self.evaluation.size:
             self.agreement.settings.settle()
+        elif evaluated is not None:
+            self.agreement.settings.forget()  # A schedule may have gone on, which is not the script's doing.
         self._judge(outcome)
         self._capture(outcome, applied)
 

@@ -1025,6 +1025,25 @@ def test_a_learning_rate_that_the_loop_sets_is_told_before_a_joiner_finds_it_out
     assert ("param_groups[0]['lr'] was 0.05 after the last step" in told) == (way == "loop")
 
 
+def test_a_schedule_that_goes_on_with_an_evaluation_is_not_taken_for_the_scripts_doing(
+    start, capfd, monkeypatch
+):
+    model = make_model()
+    optimizer = sgd(model)
+    schedule = schedulers.StepLR(optimizer, 1, 0.5)
+    trainer = start(model, optimizer, schedule, lr_scheduler_every="evaluation", quiet=False)
+    monkeypatch.setattr(
+        trainer.engine.agreement, "forget", lambda: None
+    )  # As with others, with whom it compares.
+    for _ in range(3):
+        loss_of(model).backward()
+        trainer.update()
+        for (x,) in trainer.evaluate(torch.utils.data.TensorDataset(torch.ones(4, 2)), batch_size=2):
+            trainer.mean(x.mean(), "valid")
+    assert schedule.last_epoch == 3
+    assert "the script has made it" not in capfd.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:Seems like")  # So says torch of every scheduler that is copied.
 def test_copies_of_optimizer_and_scheduler_are_the_scripts_own(start):
     model = make_model()
