@@ -17,6 +17,8 @@ from ..protocols.errors import ConfigError
 from ..protocols.messages import Contribution, Range
 from ..script.means import Means
 
+RESULTS_KEPT = 64  # By name; a script evaluates a data set or two.
+
 Sums = dict[str, tuple[float, float]]
 """(sum of value * weight, of the weights) by name."""
 
@@ -29,6 +31,8 @@ class Evaluation:
     Attributes:
         size: Samples that this node takes at once; 0: it does not evaluate.
         mine: The samples that it is about to evaluate, or has evaluated since the last round.
+        ended: How many evaluations of the cluster are over.
+        results: What they came to; of each name the newest.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,6 +41,10 @@ class Evaluation:
         self.mine: list[Range] = []
         self._cursor: DataCursor | None = None
         self._sums: Sums = {}
+        self.ended, self.results = 0, Sums()
+        self._seen: int | None = (
+            None  # How many were over, or missed, when the script last trained or evaluated.
+        )
         # Who takes part with samples, in the order of membership.
         self._deal: tuple[tuple[str, int], ...] = ()
 
@@ -55,10 +63,23 @@ class Evaluation:
     def enter(self, length: int, size: int) -> None:
         """The script evaluates so many samples, `size` at once."""
         self.length, self.size, self.mine = length, size, []
+        self.attend()
 
     def leave(self) -> None:
-        """The script does not evaluate any more."""
+        """The script does not evaluate any more. What it leaves early, it has not missed."""
         self.length, self.size, self.mine = 0, 0, []
+        self._seen = self.ended + self.under_way
+
+    def attend(self) -> None:
+        """The script has its place among the others: it has trained with them, or evaluated."""
+        self._seen = self.ended
+
+    def missed(self) -> bool:
+        """Have the others done, without this node, the evaluation that its script asks for? Each counts once."""
+        if self._seen is None or self.ended <= self._seen:
+            return False
+        self._seen += 1
+        return True
 
     def take(self) -> list[int]:
         """Indices of this node's samples in the round that is due."""
@@ -112,6 +133,9 @@ class Evaluation:
         if total.evaluates and not cursor.epoch:
             return None
         self._cursor, sums = None, self._sums
+        self.ended += 1
+        older = [(name, each) for name, each in self.results.items() if name not in sums]
+        self.results = dict([*older, *sums.items()][-RESULTS_KEPT:])
         return sums
 
     # --- replication ---
@@ -131,6 +155,17 @@ class Evaluation:
         if plain is not None:
             self._cursor = DataCursor.from_plain(plain["cursor"])
             self._sums = {str(name): (float(a), float(b)) for name, (a, b) in plain["sums"].items()}
+
+    def past(self) -> dict[str, Any]:
+        """What is over, for a joiner."""
+        return {"ended": self.ended, "results": {name: [*sums] for name, sums in self.results.items()}}
+
+    def load_past(self, plain: Mapping[str, Any] | None) -> None:
+        """Take over what is over. Who comes back may have missed some of it."""
+        plain = plain or {"ended": 0, "results": {}}
+        self.ended = int(plain["ended"])
+        self.results = {str(name): (float(a), float(b)) for name, (a, b) in plain["results"].items()}
+        self._seen = self.ended if self._seen is None else min(self._seen, self.ended)
 
 
 def average(evaluation: Evaluation, means: Means, outcome: StepOutcome) -> tuple[bool, Sums | None]:

@@ -41,6 +41,10 @@ class EvaluationSteps(Protocol):
         """Take part in a step without training in it."""
         ...
 
+    def has_missed(self) -> bool:
+        """Was this node away while the others evaluated what its script asks for? Then it gets their result."""
+        ...
+
 
 class EvaluatingEngine(Protocol):
     """What an evaluation needs of an engine."""
@@ -84,7 +88,10 @@ class EvaluationLoop:
             fetched = self._ahead.fetch
         with steps.aside():
             steps.await_round()
+            if steps.has_missed():
+                return
             evaluation.enter(len(dataset), batch_size)
+            rejoins = session.rejoins
             try:
                 if not session.done:
                     steps.skip()  # With it, all hear of the evaluation.
@@ -92,6 +99,8 @@ class EvaluationLoop:
                     if steps.has_model and (indices := evaluation.take()):
                         yield fetched(indices, lambda number: None)
                     steps.skip()
+                if session.rejoins != rejoins:
+                    steps.has_missed()
             finally:
                 evaluation.leave()
                 if self._ahead is not None:

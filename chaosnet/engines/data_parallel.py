@@ -209,6 +209,7 @@ class DataParallel(TrainingEngine):
         self.random.key = runtime.get("rng_key", self.random.key)
         self.named.phase = runtime.get("phase", 0)
         self.evaluation.from_plain(runtime.get("evaluation"))
+        self.evaluation.load_past(runtime.get("evaluations"))
         cursor = runtime["cursor"]
         self.share.cursor = None if cursor is None else DataCursor.from_plain(cursor)
         self.schedule.from_plain(runtime.get("lr_schedule"), self.share.epoch, self.samples)
@@ -227,6 +228,7 @@ class DataParallel(TrainingEngine):
             "cursor": None if cursor is None else cursor.to_plain(),
             "lr_schedule": self.schedule.to_plain(),
             "evaluation": self.evaluation.to_plain(),
+            "evaluations": self.evaluation.past(),
         }
 
     def _capture(self, outcome: StepOutcome, applied: bool) -> None:

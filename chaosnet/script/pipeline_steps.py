@@ -73,6 +73,10 @@ class PipelineSteps:
         while self._engine.evaluation.under_way and not self._session.done:
             self.skip()
 
+    def has_missed(self) -> bool:
+        """See `EvaluationSteps`. Scripts of pipelines go on where the cluster is."""
+        return False
+
     def aside(self) -> AbstractContextManager[None]:
         """See `EvaluationSteps`. Between two steps this node has nothing in hand."""
         return nullcontext()

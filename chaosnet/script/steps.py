@@ -61,6 +61,14 @@ class ScriptSteps:
         """See `EvaluationSteps`."""
         return True
 
+    def has_missed(self) -> bool:
+        """See `EvaluationSteps`."""
+        engine = self._engine
+        if not engine.evaluation.missed():
+            return False
+        engine.means.came(engine.evaluation.results)
+        return True
+
     def entered(self) -> None:
         """See `NodeSteps`."""
         self.begin()
@@ -295,7 +303,9 @@ class ScriptSteps:
         took_s = max(time.monotonic() - self._started_s, 1e-6)
         rates = self._session.rates
         rates.samples_per_s = RATE_MEMORY * rates.samples_per_s + (1 - RATE_MEMORY) * weight / took_s
-        self.updates_here += weight > 0
+        if weight > 0:
+            self.updates_here += 1
+            self._engine.evaluation.attend()
 
     def _heal(self, verdict: Divergence) -> None:
         """Leave the cluster, which goes on, and come back with its state. Raises: ReplicasDiffer if in vain."""

@@ -143,6 +143,37 @@ def test_who_comes_back_when_it_is_over_catches_up_with_what_the_others_trained(
     assert a.completed(Contribution(), ["b"]) is None and not a.under_way
 
 
+def test_what_the_others_evaluated_while_a_node_was_away_is_not_done_once_more(three):
+    three.run()
+    away = three.nodes["c"]
+    away.leave()
+    assert not away.missed(), "it took part"
+    for _ in range(2):
+        three.nodes = {name: three.nodes[name] for name in "ab"}
+        three.seen.clear()
+        three.enter(a=10, b=20)
+        three.run()
+    away.from_plain(None)
+    away.load_past(three.nodes["a"].past())
+    assert away.results == three.nodes["a"].results == three.sums
+    assert [away.missed() for _ in range(3)] == [True, True, False], "of two data sets an epoch, say"
+    joiner = Evaluation("d")
+    joiner.load_past(three.nodes["a"].past())
+    assert not joiner.missed()
+
+
+def test_who_trains_once_more_or_leaves_an_evaluation_early_has_missed_nothing(three):
+    three.round()
+    three.nodes["c"].leave()
+    three.run()
+    assert not three.nodes["c"].missed()
+    three.seen.clear()
+    three.enter(a=10, b=20)
+    three.run()
+    three.nodes["c"].attend()
+    assert not three.nodes["c"].missed()
+
+
 def test_who_does_not_evaluate_says_nothing_of_it():
     assert Evaluation("a").contribution() == {}
     assert list(positions(Evaluation("a").mine)) == []
