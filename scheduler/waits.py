@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -43,9 +44,7 @@ class Waits:
         self.now: Wait | None = None
         self._told: Wait | None = None
         self._again_s = LEAST_S
-        self._ticked_s = self._awake_s = float(
-            "-inf"
-        )  # Awake since: what came while we slept is not read yet.
+        self._ticked_s = self._awake_s = -math.inf  # What came while we slept is not read yet.
 
     def tick(
         self, view: View, step: int, clock: StepClock, monitor: ClusterMonitor, now_s: float

@@ -21,9 +21,7 @@ class Reports:
         self.node = node
         self.taken: ReadingsTaken | None = None  # The last readings.
         self.wake_at_s: float | None = None
-        self._told_silence_s = (
-            0.0  # How long this node had waited for a silent scheduler when it last told so.
-        )
+        self._told_silence_s = 0.0  # So long it had waited for a silent scheduler when it last told so.
 
     def routes(self) -> Routes:
         return Routes(events={ReadingsTaken: self.on_readings}, routed={Notice: self.on_notice})
