@@ -89,5 +89,5 @@ def test_commands_are_found_and_mistakes_in_them(tmp_path):
     )
     told = [complaint(each) for each in commands(TYPED, page)]
     assert (
-        "No such option: --lisen" in told[0] and told[1] == "no command 'sttus'" and "has no port" in told[2]
+        "--lisen" in told[0] and told[1] == "no command 'sttus'" and "has no port" in told[2]
     )
