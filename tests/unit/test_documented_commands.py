@@ -88,6 +88,4 @@ def test_commands_are_found_and_mistakes_in_them(tmp_path):
         "    chaosnet run --lisen 127.0.0.1:1 train.py\nchaosnet sttus   # live\n    chaosnet leave nowhere\n"
     )
     told = [complaint(each) for each in commands(TYPED, page)]
-    assert (
-        "--lisen" in told[0] and told[1] == "no command 'sttus'" and "has no port" in told[2]
-    )
+    assert "--lisen" in told[0] and told[1] == "no command 'sttus'" and "has no port" in told[2]
