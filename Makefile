@@ -94,7 +94,7 @@ testbed-docker: $(VENV)/installed
 # yourself). Four minutes, of which the job waits most for its time to be over.
 testbed-slurm: $(VENV)/installed
 	for each in slurm-wlm munge; do dpkg -s $$each >/dev/null 2>&1 || apt-get install -y --no-install-recommends $$each || exit; done
-	$(BIN)/python -m pytest -rs tests/testbed/test_slurm.py
+	$(BIN)/python -m pytest -rs tests/testbed/test_job_under_slurm.py
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: python is %d.%d (expected 3.11 or newer; set PYTHON=...)" % sys.version_info[:2])'

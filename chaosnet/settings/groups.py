@@ -34,8 +34,9 @@ class Cluster:
         neighbors: Number of links to ask for, up to 64.
         links: Members to link to instead: names or addresses.
         blocking: Join as in the Chaos paper: neighbours wait until they have sent the state. Else they train
-            on meanwhile, unless most of the state is trained and it is there in less than a step, or results
-            of their steps would take more than half of this node's links.
+            on meanwhile, unless most of the state is trained and it is there in less than a step (with many
+            members, in less than a part of one), or results of their steps would take more than half of this
+            node's links.
         sync_policy: Trees of the all-reduce, while this node is the scheduler: "packed", "fapt", "single",
             "ring"; in a script also a callable from the overlay (a networkx graph, edges with `rate_bps` and
             `rtt_s` where known) to trees (scheduler/sync_plan.py).

@@ -314,7 +314,8 @@ NODE = (  # `Cluster(...)`.
         default_text="as suits the links", variable="CHAOSNET_BLOCKING", option="--blocking",
         option_help="Neighbours wait until they have sent the state, whatever suits the links.",
         help="Join as in the Chaos paper: neighbours wait until they have sent the state. Else they train on "
-        "meanwhile, unless most of the state is trained and it is there in less than a step, or results of "
+        "meanwhile, unless most of the state is trained and it is there in less than a step (with many members, "
+        "in less than a part of one), or results of "
         "their steps would take more than half of this node's links.",
         more="A tenth, if several nodes join at once. They also wait as long as no step is known, and once this node "
         "falls too far behind",
