@@ -20,17 +20,16 @@ from ..extras import demand
 from ..netem.netns import Netns
 from ..netem.topology import GOODPUT, LinkSpec, Topology
 from ..protocols.errors import ConfigError
-from ..settings.options import Amount, Several
+from ..settings.options import Amount, Several, Whole
 from ..terminal.outputs import json_option, write_json
 from .overlay import namespaces, need_root
 
-TURNS = 3
 FOUNDER = "founder"
 READY = "trains"
 PATIENCE_S = 60.0
 
 
-def measure(rate_mbit: float) -> dict[str, Any]:
+def measure(rate_mbit: float, joins: int) -> dict[str, Any]:
     """Rates in Mbit/s that the joiner receives at, by each method; seconds that measuring both directions took."""
     pair = Topology({(FOUNDER, "joiner"): LinkSpec(rate_mbit=rate_mbit)})
     with namespaces(pair) as testbed, _start(testbed, FOUNDER, "in-band") as founder:
@@ -38,7 +37,7 @@ def measure(rate_mbit: float) -> dict[str, Any]:
         if founder.stdout.readline().strip() != READY.encode():
             raise ConfigError("bench probe: the founder did not come up")
         try:
-            found = {kind: [_join(testbed, kind) for _ in range(TURNS)] for kind in ("in-band", "iperf3")}
+            found = {kind: [_join(testbed, kind) for _ in range(joins)] for kind in ("in-band", "iperf3")}
         finally:
             founder.terminate()
     rates = {kind: statistics.median(turn["mbit"] for turn in turns) for kind, turns in found.items()}
@@ -102,15 +101,22 @@ def _worker(node: str) -> None:
     "--rates", type=Several(Amount(1, 100_000)), default="100,200,500,900,1000", show_default=True,
     help="Of the links, Mbit/s.",
 )  # fmt: skip
+@click.option(
+    "--repeat",
+    type=Whole(1, 100),
+    default=3,
+    show_default=True,
+    help="Joins with each method; medians count.",
+)
 @json_option
-def probe_command(rates: tuple[float, ...], json_file: Path | None) -> None:
+def probe_command(rates: tuple[float, ...], repeat: int, json_file: Path | None) -> None:
     """The monitor's in-band probe of shaped links, beside iperf3."""
     demand("iperf3", "chaosnet bench probe")
     need_root("probe")
     found = []
     click.echo("set Mbit/s   in-band    iperf3   ratio   probe s   iperf3 s")
     for rate in rates:
-        row = measure(rate)
+        row = measure(rate, repeat)
         found.append(row)
         probe, iperf3 = (statistics.median(row[f"{kind}_mbit"]) for kind in ("probe", "iperf3"))
         click.echo(
