@@ -31,9 +31,8 @@ FRESH_S = 6.0  # Who has not asked for so long may be gone: a joiner asks every 
 STATE_OF_RESULTS = 3  # Bytes of state to one of results: parameters, and two moments of Adam.
 # Of one joiner's links; and of each of several, which pass the state on to each other only while the others wait.
 MAX_RESULTS_SHARE = 0.5, 0.1
-MOST_OF_RESULTS = (
-    2 * STATE_OF_RESULTS
-)  # A state that is soon there is waited for if it is no larger than that.
+# A state that is soon there is waited for if it is no larger than so many times the results.
+MOST_OF_RESULTS = 2 * STATE_OF_RESULTS
 JOIN_S = 0.05  # Of a join that is waited for, besides the bytes: 0.03 s on loopback.
 JOINER_SAVES, MEMBER_SAVES = 2.0, 0.3  # Steps, if the cluster waits, see above.
 

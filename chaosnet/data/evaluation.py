@@ -42,9 +42,8 @@ class Evaluation:
         self._cursor: DataCursor | None = None
         self._sums: Sums = {}
         self.ended, self.results = 0, Sums()
-        self._seen: int | None = (
-            None  # How many were over, or missed, when the script last trained or evaluated.
-        )
+        # How many were over, or missed, when the script last trained or evaluated.
+        self._seen: int | None = None
         # Who takes part with samples, in the order of membership.
         self._deal: tuple[tuple[str, int], ...] = ()
 

@@ -15,9 +15,8 @@ from chaosnet.cli import cli
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted(chain(ROOT.glob("*.md"), ROOT.glob("docs/**/*.md"), ROOT.glob("examples/*.md")))
-TYPED = re.compile(
-    r"^(?:    )?(?:[A-Z_]+=\S+ )*chaosnet (?!needs)(\S.*)$", re.MULTILINE
-)  # On a line of its own.
+# On a line of its own; a sentence may begin a line with the name, too.
+TYPED = re.compile(r"^(?:    )?(?:[A-Z_]+=\S+ )*chaosnet (?!needs)(\S.*)$", re.MULTILINE)
 NAMED = re.compile(r"`(?:[A-Z_]+=\S+ )*chaosnet ([a-z][^`\n]*)`")  # In a sentence.
 NOT_OURS = re.compile(r"\s+(#|\||&|>).*$|\)$")  # What follows is the shell's, or the reader's.
 
