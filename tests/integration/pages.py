@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +72,14 @@ def difference(one: str, other: str) -> str:
 
 
 class Terminal:
-    """A shell whose screen is a file."""
+    """A shell whose screen is a file. `inside`: the command that starts it elsewhere."""
 
-    def __init__(self, name: str, folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, name: str, folder: Path, env: dict[str, str], inside: Sequence[str] = ()) -> None:
         self.name, self.screen = name, folder / f"terminal-{name}.txt"
         self.seen = 0  # Up to here it has been read.
         with self.screen.open("w") as out:
             self.shell = subprocess.Popen(
-                ["bash"],
+                [*inside, "bash"],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
@@ -106,10 +107,13 @@ class Terminal:
 
 
 class Reader:
-    """Does what a page says. `instead`: what it would type, and what is typed here."""
+    """Does what a page says. `instead`: what it would type, and what is typed here. `inside`: the command that
+    starts a shell on a machine, by its letter."""
 
-    def __init__(self, folder: Path, instead: dict[str, str]) -> None:
-        self.folder, self.instead = folder, instead
+    def __init__(
+        self, folder: Path, instead: dict[str, str], inside: Callable[[str], Sequence[str]] = lambda _: ()
+    ) -> None:
+        self.folder, self.instead, self.inside = folder, instead, inside
         self.terminals: dict[str, Terminal] = {}
         self.token = ""
 
@@ -136,7 +140,7 @@ class Reader:
             self._mark()
             self.terminals[rest.partition(":")[0]].interrupt()
         elif kind == "terminal":
-            self._type(self._terminal(rest.partition(",")[0]), block.text, goes_on=rest.endswith("goes on"))
+            self.type(rest.partition(",")[0], block.text, goes_on=rest.endswith("goes on"))
         else:
             assert kind == "install"
 
@@ -151,7 +155,8 @@ class Reader:
             env = {key: value for key, value in os.environ.items() if not key.startswith("CHAOSNET_")}
             env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
             env["XDG_CONFIG_HOME"] = env["CHAOSNET_STATE_DIR"] = str(self.folder / f"machine-{machine}")
-            self.terminals[name] = Terminal(name, self.folder, env | {"OMP_NUM_THREADS": "1"})
+            env["OMP_NUM_THREADS"] = "1"
+            self.terminals[name] = Terminal(name, self.folder, env, self.inside(machine))
         return self.terminals[name]
 
     def _mark(self) -> None:
@@ -159,18 +164,24 @@ class Reader:
         for each in self.terminals.values():
             each.seen = len(each.show())
 
-    def _type(self, terminal: Terminal, text: str, goes_on: bool) -> None:
+    def type(self, name: str, text: str, goes_on: bool = False) -> str:
+        """In the terminal of that name. Returns: what it shows then, of a command that does not go on.
+
+        Raises: AssertionError if such a command ends badly."""
+        terminal = self._terminal(name)
         self._mark()
         terminal.write(self._here(text))
-        if not goes_on:
-            began = terminal.seen
-            terminal.write("echo ended with $?.\n")
-            self._wait(terminal, ["ended with ..."])
-            terminal.seen = began
-            shown = terminal.show()
-            assert "ended with 0." in shown[-20:], f"terminal {terminal.name}: {text}{shown}"
-            tokens = re.findall(r"^chaosnet-invite-\S+", shown, re.MULTILINE)
-            self.token = tokens[-1] if tokens else self.token
+        if goes_on:
+            return ""
+        began = terminal.seen
+        terminal.write("echo ended with $?.\n")
+        self._wait(terminal, ["ended with ..."])
+        terminal.seen = began
+        shown = terminal.show()
+        assert "ended with 0." in shown[-20:], f"terminal {terminal.name}: {text}{shown}"
+        tokens = re.findall(r"^chaosnet-invite-\S+", shown, re.MULTILINE)
+        self.token = tokens[-1] if tokens else self.token
+        return shown[began:]
 
     def _here(self, text: str) -> str:
         for there, here in {**self.instead, "TOKEN": self.token}.items():
