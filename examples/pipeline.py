@@ -41,6 +41,6 @@ with PipelineTrainer(
     validation=Validation(held_out, {"accuracy": accuracy}),
     callbacks=Callbacks(on_epoch=tell),
 ) as trainer:
-    for step in trainer.steps(training, epochs=20):
-        if step.step % 20 == 0:
+    for step in trainer.steps(training, epochs=100):
+        if step.step % 100 == 0:
             print(f"step {step.step}, epoch {step.epoch}: loss {step.metrics['loss']:.6f}", flush=True)

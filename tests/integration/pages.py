@@ -122,9 +122,9 @@ class Reader:
         for block in blocks(page):
             self.follow(block)
 
-    def until(self, terminal: str, text: str) -> None:
-        """Wait for words that the page does not tell of."""
-        self.terminals[terminal].seen = 0
+    def until(self, terminal: str, text: str, again: bool = False) -> None:
+        """Wait for words that the page does not tell of. `again`: since something was typed last."""
+        self.terminals[terminal].seen = self.terminals[terminal].seen if again else 0
         self._wait(self.terminals[terminal], [text])
 
     def follow(self, block: Block) -> None:

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.realtime, pytest.mark.slow, needs_namespaces]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))]
 PROGRAMS = (
     "accelerate|apt-get|bash|chaosnet|cp|curl|docker|docker-compose|export|git|helm|journalctl|kubectl|make|mpirun|"
-    "pip|python|sbatch|srun|sudo|sysctl|systemctl|tests/|torchrun"
+    "pip|python|sbatch|srun|sudo|sysctl|systemctl|tests/testbed|torchrun"
 )
 COMMAND = re.compile(
     rf"^    (?:\$ )?((?:[A-Z_]+=\S+ )*(?:{PROGRAMS})(?![\w:=]|[^\n]*:$)\S*(?: [^\n]*)?)$", re.MULTILINE
@@ -97,38 +97,39 @@ class Typist:
         self.left.remove(found)
         return self.reader.type(at, found + "\n", goes_on)
 
+    def sees(self, at: str, text: str) -> None:
+        """Wait until it comes, since something was typed last."""
+        self.reader.until(at, text, again=True)
+
     def node(self, begins: str, at: str) -> None:
         """The same, of one that goes on as a node of a cluster."""
         self.types(begins, at, goes_on=True)
-        self.reader.until(at, "joined at step")
+        self.sees(at, "joined at step")
 
     def more(self, at: str, command: str) -> None:
         """A node that the page takes for granted."""
         self.reader.type(at, command + "\n", goes_on=True)
-        self.reader.until(at, "joined at step")
+        self.sees(at, "joined at step")
 
     def stop(self, *terminals: str, says: str = "leaves after step") -> None:
         """Ctrl+C."""
         for at in terminals:
             self.reader.terminals[at].interrupt()
             if says:
-                self.reader.until(at, says)
+                self.sees(at, says)
             self.reader.type(at, "true\n")
 
-    def looks(self, begins: str, at: str = "w1", shows: str = "members") -> None:
-        """At `top`, which needs a terminal, and ends by the key q."""
+    def looks(self, begins: str, at: str = "w1") -> None:
+        """At `top`, which needs a terminal, for a while; the key q ends it."""
         (found, *_) = [each for each in self.left if each.startswith(begins)]
         self.left.remove(found)
-        program = found.partition("#")[0].strip()
-        self.reader.type(at, f"TERM=xterm-256color script -qfec '{program}' /dev/null\n", goes_on=True)
-        self.reader.until(at, shows)
-        self.reader.terminals[at].write("q")
-        self.reader.type(at, "true\n")
+        program = f"TERM=xterm-256color script -qfec '{found.partition('#')[0].strip()}' /dev/null"
+        self.reader.type(at, f"(sleep 6; printf q) | {program} > screen; grep -q members screen\n")
 
     def browses(self, begins: str, at: str = "w2") -> None:
         """The page that the command serves."""
         self.types(begins, at, goes_on=True)
-        self.reader.until(at, "http://127.0.0.1:8088")
+        self.sees(at, "http://127.0.0.1:8088")
         script = (
             "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8088').read(200).decode())"
         )
@@ -193,27 +194,28 @@ def test_readme(typist: Typist) -> None:
     typist.node("chaosnet run --listen 10.0.0.3:5555", "b1")
     assert "2 members" in typist.types("chaosnet status 10.0.0.2:5555")
     typist.more("c1", "chaosnet run --listen 10.0.0.4:5555 --join 10.0.0.3:5555 --neighbors 1 train.py")
+    typist.reader.type("w1", "chaosnet link remove 10.0.0.2:5555 10.0.0.4:5555\n")  # Who joins opens it.
     typist.types("chaosnet link add")
     typist.browses("chaosnet dashboard 10.0.0.2:5555")
     typist.looks("chaosnet top")
     typist.types("chaosnet leave 10.0.0.3:5555")
-    typist.reader.until("b1", "leaves after step")
+    typist.sees("b1", "leaves after step")
     typist.stop("c1", "a1")
     typist.node("chaosnet run --cluster lab", "d1")
     typist.more("e1", "chaosnet run --cluster lab train.py")
     assert "2 members" in typist.types("chaosnet status", at="d2")
     typist.stop("e1", "d1")
     typist.types("chaosnet testbed run", at="w2", goes_on=True)
-    typist.reader.until("w2", "joined at step")
+    typist.sees("w2", "joined at step")
     typist.stop("w2", says="")
     typist.types("chaosnet keygen", at="g1")
     typist.node("chaosnet run --listen 0.0.0.0:5555 train.py", "g1")
     typist.types("chaosnet invite", at="g2")
     typist.stop("g1")
     typist.types("chaosnet run --listen 127.0.0.1:5555 examples/pipeline.py", "f1", goes_on=True)
-    typist.reader.until("f1", "step")
+    typist.sees("f1", "step")
     typist.types("chaosnet run --join 127.0.0.1:5555 examples/pipeline.py", "f2", goes_on=True)
-    typist.reader.until("f2", "step")
+    typist.sees("f2", "step")
     typist.stop("f2", "f1", says="")
 
 
@@ -247,9 +249,9 @@ def test_integrations(typist: Typist) -> None:
     typist.types("pip install", at="r1")
     shutil.copy(ROOT / "examples" / "lightning_digits.py", typist.reader.folder / "train.py")
     typist.types("chaosnet run --listen 10.0.0.2:5555", "a1", goes_on=True)
-    typist.reader.until("a1", "founds a cluster")
+    typist.sees("a1", "founds a cluster")
     typist.types("chaosnet run --listen 10.0.0.3:5555", "b1", goes_on=True)
-    typist.reader.until("a1", "now 2 members")
+    typist.sees("a1", "now 2 members")
     typist.stop("b1", "a1", says="")
 
 
@@ -258,7 +260,7 @@ def test_launch(typist: Typist) -> None:
     typist.reader.type("w1", "chaosnet keygen\n")
     typist.types("export")
     typist.types("torchrun", goes_on=True)
-    typist.reader.until("w1", "now 2 members")
+    typist.sees("w1", "now 2 members")
     typist.stop("w1", says="")
 
 
@@ -269,8 +271,8 @@ def test_operate(typist: Typist) -> None:
         typist.types("sysctl", at="a2")
     assert "3 members" in typist.types("chaosnet status")
     typist.looks("chaosnet top")
+    typist.types("chaosnet link remove")  # Each node has one to each.
     typist.types("chaosnet link add")
-    typist.types("chaosnet link remove")
     typist.types("chaosnet invite")
     typist.reader.type("w1", "chaosnet keygen --out other.key > other.txt\n")
     (key,) = re.findall(r"\b[a-z2-7]{52}\b", (typist.reader.folder / "other.txt").read_text())
@@ -278,11 +280,11 @@ def test_operate(typist: Typist) -> None:
     typist.types("chaosnet allow")
     typist.types("chaosnet revoke")
     typist.types("chaosnet leave")
-    typist.reader.until("b1", "leaves after step")
+    typist.sees("b1", "leaves after step")
     run(("ip", "-n", f"{typist.machines.prefix}sw", "link", "set", "p-c", "down"))  # Its cable.
-    typist.reader.until("a1", "chaosnet go-on 10.0.0.2:5555")
+    typist.sees("a1", "chaosnet go-on 10.0.0.2:5555")
     typist.types("chaosnet go-on")
-    typist.reader.until("a1", "now 1 member")
+    typist.sees("a1", "going on")
     typist.stop("a1")
     typist.node("chaosnet run --listen 10.0.0.2:5555 --checkpoint-dir", "a1")
     typist.stop("a1")
@@ -292,14 +294,19 @@ def test_operate(typist: Typist) -> None:
 def test_pipelines(typist: Typist) -> None:
     typist.open("docs/pipelines.md")
     typist.reader.type("w1", "chaosnet keygen\n")
-    typist.one_key("ab")
+    typist.one_key("abcd")
     typist.types("chaosnet run --listen 10.0.0.2:5555", "a1", goes_on=True)
-    typist.reader.until("a1", "step")
+    typist.sees("a1", "step")
     typist.types("chaosnet run --listen 10.0.0.3:5555", "b1", goes_on=True)
-    typist.reader.until("b1", "step")
-    typist.types("chaosnet relayout")
-    typist.types("chaosnet relayout")
-    typist.stop("b1", "a1", says="")
+    typist.sees("b1", "step")
+    for at, address in (("c1", MACHINES["c"]), ("d1", MACHINES["d"])):  # The page's layout takes four.
+        join = f"--listen {address}:5555 --join 10.0.0.2:5555"
+        typist.reader.type(at, f"chaosnet run {join} examples/pipeline.py\n", goes_on=True)
+        typist.sees(at, "step")
+    assert " | " in typist.types("chaosnet relayout 10.0.0.2:5555 3+1")
+    typist.left.remove("chaosnet relayout 10.0.0.2:5555 8")  # That it is refused is what the page shows.
+    assert "error: relayout" in typist.reader.type("w1", "chaosnet relayout 10.0.0.2:5555 8 || true\n")
+    typist.stop(*(f"{letter}1" for letter in "dcba"), says="")
     typist.types("chaosnet demo --pipeline")
 
 
@@ -334,7 +341,7 @@ def test_security(typist: Typist) -> None:
     }
     typist.types("chaosnet allow", "a2")
     typist.types("chaosnet leave", "a2")
-    typist.reader.until("b1", "leaves after step")
+    typist.sees("b1", "leaves after step")
     typist.node("chaosnet run --key new.key", "b1")
     typist.types("chaosnet revoke", "a2")
 
@@ -354,11 +361,11 @@ def test_testbed_of_namespaces(typist: Typist) -> None:
     ):
         typist.types(f"chaosnet testbed {each}", r1)
     typist.types("chaosnet testbed run examples/overlay.yaml -- ", r1, goes_on=True)
-    typist.reader.until(r1, "now 8 members")
+    typist.sees(r1, "now 8 members")
     typist.types("chaosnet testbed exec n0 -- sh -c", "r2")
     typist.stop(r1, says="")
     typist.types("chaosnet testbed run examples/overlay.yaml --backend relay", r1, goes_on=True)
-    typist.reader.until(r1, "now 8 members")
+    typist.sees(r1, "now 8 members")
     (address,) = re.findall(r"n0.*join.*?(127\.0\.0\.1:\d+)", typist.reader.terminals[r1].show())[:1]
     typist.reader.instead |= {"ADDRESS": address}
     for each in ("testbed cut", "testbed heal", "testbed change n0 n4", "status --insecure"):
