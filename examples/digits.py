@@ -5,8 +5,8 @@ On one machine, each line in a terminal of its own, the second as often and as l
     chaosnet run --listen 127.0.0.1:5555 examples/digits.py
     chaosnet run --join 127.0.0.1:5555 examples/digits.py
 
-Then look at them (`chaosnet status 127.0.0.1:5555 --watch`), and end some with Ctrl+C or kill -9. On several
-machines, --listen on every one with an address that the others can reach.
+Then look at them (`chaosnet status 127.0.0.1:5555`, or `chaosnet top`, live), and end some with Ctrl+C or kill -9.
+On several machines, --listen on every one with an address that the others can reach.
 """
 
 import torch
