@@ -287,8 +287,9 @@ def test_operate(typist: Typist) -> None:
     typist.sees("a1", "going on")
     typist.stop("a1")
     typist.node("chaosnet run --listen 10.0.0.2:5555 --checkpoint-dir", "a1")
+    typist.sees("a1", "loss")
     typist.stop("a1")
-    typist.types("chaosnet checkpoints")
+    assert "complete" in typist.types("chaosnet checkpoints")
 
 
 def test_pipelines(typist: Typist) -> None:
