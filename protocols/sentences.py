@@ -74,6 +74,16 @@ def lasting(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h" if hours < 48 else f"{seconds / 86400:.0f} days"
 
 
+def silent(nodes: int, seconds: float) -> str:
+    """So many nodes that all wait for are not heard of."""
+    return f"nothing has come from {'it' if nodes == 1 else 'them'} for {seconds:.0f} s"
+
+
+def waiting(seconds: float, why: str) -> str:
+    """What is said behind those whom all wait for. `why`: a sentence."""
+    return f"{seconds:.0f} s so far: {why}"
+
+
 def in_again(name: str, left_at: int, step: int) -> str:
     """A node has rejoined. `left_at`: the step that it had come to by itself."""
     missed = step - left_at
