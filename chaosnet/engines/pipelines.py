@@ -426,7 +426,7 @@ class Pipelines(TrainingEngine):
             else {},
             norms=tuple((group, *each) for group, each in norms.items()),
             wish=self.wishes.own,
-            timings=timings_of(self.costs, self.pace, done, running, self.round, session, self.view)
+            timings=timings_of(self.costs, self.pace, done, self.round, session, self.view)
             if running and self.view and not done.void and not self.validates
             else {},
             **({} if leaving else self.evaluation.contribution()),

@@ -74,7 +74,7 @@ class Reports:
         )
         return node.relay.send(view.scheduler, report) if view.scheduler else []
 
-    def of_pull(self, now_s: float) -> list[Effect]:
+    def of_pull(self) -> list[Effect]:
         """The report of a joiner that is no member yet: how far it is, once it knows how much there is to pull."""
         node, taken, pull = self.node, self.taken, self._pull()
         if node.phase is not Phase.JOINING or node.joiner is None or taken is None or not pull:
