@@ -119,11 +119,11 @@ class Ours:
             if isinstance(outcome, Ended):
                 raise RuntimeError(f"{self.name} is out: {outcome.reason}")
 
-    def reduce(self, weight: float = 1.0) -> list[torch.Tensor]:
+    def reduce(self) -> list[torch.Tensor]:
         """One step. Returns: the mean, in chunks."""
         chunks = tuple(range(len(self.vector.chunks)))
-        self.loop.post(Contributed(chunks, weight))
-        self.loop.post(LocalReady(Contribution(weight=weight)))
+        self.loop.post(Contributed(chunks, 1.0))
+        self.loop.post(LocalReady(Contribution(weight=1.0)))
         return self._wait(StepOutcome).results
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,15 @@ import msgspec
 
 from .backend import Backend, Kind, TestbedError, check_name
 from .topology import Link, Topology
+
+if sys.platform != "win32":
+    import fcntl
+
+
+NOT_HERE = (
+    "Windows has no locks that end with their process, which testbeds need (expected Linux; or macOS, for "
+    "--backend relay)"
+)
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -60,7 +69,12 @@ def make_folder() -> None:
 
 @contextlib.contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Nobody else changes this testbed meanwhile: commands wait for each other. The lock ends with its process."""
+    """Nobody else changes this testbed meanwhile: commands wait for each other. The lock ends with its process.
+
+    Raises TestbedError where there are no such locks.
+    """
+    if sys.platform == "win32":
+        raise TestbedError(NOT_HERE)
     with writing():
         folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder() / f".{check_name(name)}.lock").open("wb")

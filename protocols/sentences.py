@@ -57,6 +57,33 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def lasting(seconds: float) -> str:
+    """A duration, to two digits or so: "300 ms", "8.1 s", "42 s", "3 min 20 s", "12 min", "1 h 05 min", "3 days"."""
+    if 0 < seconds < 0.9995:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 10:
+        return f"{minutes} min" + (f" {rest:02d} s" if rest else "")
+    hours, rest = divmod(round(seconds / 60), 60)
+    if hours < 1:
+        return f"{rest} min"
+    if hours < 10:
+        return f"{hours} h" + (f" {rest:02d} min" if rest else "")
+    return f"{seconds / 3600:.0f} h" if hours < 48 else f"{seconds / 86400:.0f} days"
+
+
+def silent(nodes: int, seconds: float) -> str:
+    """So many nodes that all wait for are not heard of."""
+    return f"nothing has come from {'it' if nodes == 1 else 'them'} for {seconds:.0f} s"
+
+
+def waiting(seconds: float, why: str) -> str:
+    """What is said behind those whom all wait for. `why`: a sentence."""
+    return f"{seconds:.0f} s so far: {why}"
+
+
 def in_again(name: str, left_at: int, step: int) -> str:
     """A node has rejoined. `left_at`: the step that it had come to by itself."""
     missed = step - left_at

@@ -6,6 +6,8 @@ change --PREPARE--> proposed view --the vote in the all-reduce--> active --> nex
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..protocols.effects import Effect
 from ..protocols.errors import PlanInfeasible
 from ..protocols.messages import EVERYONE, Prepare, PrepareFailed, View
@@ -60,6 +62,12 @@ class Changes:
         if isinstance(change, AddJoiners):
             return any(isinstance(each, AddJoiners) for each in queue)
         return change in queue or (proposal is not None and proposal.change == change)
+
+    def is_asked_for(self, change: Change) -> bool:
+        """Has somebody asked for the same, be it another, which is not done yet?"""
+        proposal = self.tenure.proposal
+        waiting = (*self.tenure.queue, *([proposal.change] if proposal is not None else ()))
+        return any(each.asker and replace(each, asker=change.asker) == change for each in waiting)
 
     def enqueue(self, change: Change, now_s: float) -> list[Effect]:
         """Queue a change; it is proposed in its turn."""

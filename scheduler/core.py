@@ -197,11 +197,12 @@ class Scheduler(Tenure):
         change = AddLink(asker=asker, link=each) if connect else RemoveLink(asker=asker, link=each)
         if self.changes.is_queued(change):
             return []
+        requested = "requested again" if self.changes.is_asked_for(change) else "requested"
         effects = self.changes.enqueue(change, now_s)
         if not self.changes.is_queued(change):
             return effects  # Refused at once: that is for who has asked.
         kind = "connect-link" if connect else "disconnect-link"
-        why = "it carries again" if healed else "requested"
+        why = "it carries again" if healed else requested
         return [Happened(kind, f"{each[0]} - {each[1]}", why, self.sync.step), *effects]
 
     def check_invariants(self) -> None:

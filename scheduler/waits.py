@@ -6,6 +6,7 @@ import math
 from collections.abc import Set
 from dataclasses import dataclass
 
+from ..protocols import sentences
 from ..protocols.effects import Effect, Happened
 from ..protocols.messages import Lack, Report, View
 from ..protocols.status import WaitRow
@@ -78,7 +79,7 @@ class Waits:
             return []
         self._again_s = waited_s + min(waited_s, MOST_APART_S)
         self._told = self.now
-        return [Happened("waits for", self.now.names, f"{waited_s:.0f} s so far: {self.now.why}", step)]
+        return [Happened("waits for", self.now.names, sentences.waiting(waited_s, self.now.why), step)]
 
     def completed(self, step: int, now_s: float) -> list[Effect]:
         """The step is complete: if a wait was told, tell that it is over."""
@@ -99,8 +100,7 @@ class Waits:
 
 def _wait(view: View, reports: list[Report], silent: dict[str, float], step: int, since_s: float) -> Wait:
     if silent:
-        whom = "it" if len(silent) == 1 else "them"
-        return Wait(tuple(silent), since_s, f"nothing has come from {whom} for {min(silent.values()):.0f} s")
+        return Wait(tuple(silent), since_s, sentences.silent(len(silent), min(silent.values())))
     late = [report for report in reports if report.step == step and report.idle_s]
     if late:
         pulls = all(report.pulls_state for report in late)

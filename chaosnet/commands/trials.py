@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
 
 from ..extras import demand
+from ..protocols.errors import ConfigError
 from ..settings.options import Amount, Whole
 from ..settings.table import SETTINGS
 
@@ -90,6 +92,10 @@ def _without_settings(*but: str) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def testbed(args: tuple[str, ...]) -> None:
     """Overlays of shaped links on this machine; see `chaosnet testbed --help`."""
+    if sys.platform == "win32":
+        from ..netem.store import NOT_HERE
+
+        raise ConfigError(f"testbed: {NOT_HERE}")
     from .testbed import testbed as group  # Imports what --help need not wait for.
 
     group.main(list(args), prog_name="chaosnet testbed", standalone_mode=False)

@@ -98,7 +98,8 @@ class Keeping:
         gone = lost_groups(self.made.present(self.table, members), members)
         layers = sorted({layer for group in gone for layer in self._users[group]})
         who = ", ".join(sorted({name for group in gone for name in self.table[group]}))
-        return f"layers {ranges_of(layers)} are lost: all who kept them ({who}) are gone" if gone else ""
+        lost, them = ("is lost", "it") if len(layers) == 1 else ("are lost", "them")
+        return f"{layers_named(layers)} {lost}: all who kept {them} ({who}) are gone" if gone else ""
 
     # --- before a step ---
 
@@ -327,6 +328,11 @@ def ranges_of(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if stop == a + 1 else f"{a}-{stop - 1}" for a, stop in joined(numbers))
 
 
+def layers_named(numbers: Sequence[int]) -> str:
+    """As `ranges_of`: "layers 0-2, 5", "layer 5"."""
+    return f"{'layer' if len(numbers) == 1 else 'layers'} {ranges_of(numbers)}"
+
+
 def keeping_of(
     state: TrainingState, sums: LayerSums, copies: int, evaluation: Evaluation,
     send: Callable[[Tensor, Any], None], builds: LayerBuilds, checkpointing: Checkpointing | None,
@@ -337,7 +343,7 @@ def keeping_of(
             "keepers: no layer has a parameter that is trained (expected one, of which parts can be kept)"
         )
     groups = [[place.parameter for place in group.places] for group in sums.groups]
-    names = [f"layers {ranges_of(group.users)}" for group in sums.groups]
+    names = [layers_named(group.users) for group in sums.groups]
     parts = StateParts(state.model, groups, state.optimizer, names, arithmetic_of(state), builds.shapes)
     parts.check_optimizer()
     state.parted = parts.parameters

@@ -31,6 +31,7 @@ from ..node.sums.layer_sums import LayerSums, Norms, clip
 from ..protocols.errors import ChaosnetError, CheckpointError, ConfigError, LayersLost, ReplicasDiffer
 from ..protocols.events import KeepersChosen, TensorMade
 from ..protocols.messages import Contribution, Deal, Range, Tensor, View, ViewKey
+from ..protocols.sentences import counted
 from ..scheduler.elastic.program import Instruction
 from ..scheduler.elastic.running import Facts, Laid, Running, choose
 from ..scheduler.elastic.traffic import Traffic
@@ -425,7 +426,7 @@ class Pipelines(TrainingEngine):
             else {},
             norms=tuple((group, *each) for group, each in norms.items()),
             wish=self.wishes.own,
-            timings=timings_of(self.costs, self.pace, done, running, self.round, session, self.view)
+            timings=timings_of(self.costs, self.pace, done, self.round, session, self.view)
             if running and self.view and not done.void and not self.validates
             else {},
             **({} if leaving else self.evaluation.contribution()),
@@ -527,9 +528,8 @@ class Pipelines(TrainingEngine):
         self.round, self._run = round, xxhash.xxh3_64_hexdigest(f"{self._run} {round}".encode())
         self.wishes.agreed = wished
         self.checkpointing.started(self.step, self._run)
-        self.session.say(
-            f"{lost}; all go on from the checkpoint of step {step}: {before - step} steps are done again"
-        )
+        again = f"{counted(before - step, 'step')} {'is' if before - step == 1 else 'are'} done again"
+        self.session.say(f"{lost}; all go on from the checkpoint of step {step}: {again}")
         self.loaded()
 
     def _apply(self, loss: float, weight: float, norms: Norms) -> None:

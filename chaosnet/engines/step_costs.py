@@ -239,9 +239,7 @@ class StepCosts:
         self._ended, self._untold, self._seen = None, {}, dict(seen)
 
 
-def timings_of(
-    costs: StepCosts, pace: Pace, done: Done, running: Running, round: int, session: Session, view: View
-) -> Timings:
+def timings_of(costs: StepCosts, pace: Pace, done: Done, round: int, session: Session, view: View) -> Timings:
     """What this node tells with its part of a step: of layers in some steps, of links and the last step in all."""
     is_timed = pace.is_due(round)
     links = read_links(session.loop, view.member_ids, is_timed)

@@ -5,6 +5,7 @@ Activations say whether something trained has made them, and needs their gradien
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +38,12 @@ def check(value: Any, layer: int) -> None:
 
 
 def no_tensor(value: Any) -> str:
-    """What of it is neither a dense tensor, nor one in a tuple, by its type; "" if all is."""
+    """What of it is neither a dense tensor, nor one in a tuple, by its type; "" if all is.
+
+    Nobody tells the other end of a link what class of tuple it was, nor the names of its fields.
+    """
+    if isinstance(value, tuple) and type(value) is not tuple:
+        return f"{type(value).__name__}, no plain tuple"
     for each in value if isinstance(value, tuple) else (value,):
         if not isinstance(each, torch.Tensor):
             return f"{type(each).__name__}{' within a tuple' if isinstance(value, tuple) else ''}"
@@ -98,13 +104,20 @@ def joined(parts: Sequence[tuple[Tensor, Any]]) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same on that device: a tensor, dictionaries, or tuples and lists, as tuples; anything else as it is."""
+    """The same on that device: a tensor, dictionaries, named tuples, or tuples and lists, both as tuples.
+
+    Anything else stays as it is.
+    """
     if isinstance(value, torch.Tensor):
         return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(moved(each, device) for each in value)
     if isinstance(value, tuple | list):
         return tuple(moved(each, device) for each in value)
-    if type(value) is dict:
-        return {key: moved(each, device) for key, each in value.items()}
+    if isinstance(value, dict):
+        there = copy.copy(value)  # In its own class.
+        there.update({key: moved(each, device) for key, each in value.items()})
+        return there
     return value
 
 

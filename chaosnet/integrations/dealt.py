@@ -127,6 +127,8 @@ class ToldSchedule:
         self.scheduler = scheduler
 
     def __getattr__(self, name: str) -> Any:
+        if name == "scheduler" or name.startswith("__"):  # It is being copied, or read from a pickle.
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:

@@ -126,6 +126,16 @@ async def _started(
     return transport, asyncio.subprocess.Process(transport, protocol, loop)
 
 
+async def _line_of(pipe: asyncio.StreamReader) -> bytes:
+    """The next line, a piece of one that is longer than the pipe's limit, or what is left; empty at the end."""
+    try:
+        return await pipe.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await pipe.readexactly(error.consumed)
+
+
 class Remote:
     """One host, over ssh.
 
@@ -216,8 +226,8 @@ class Remote:
     async def _line(self) -> bytes:
         """One of the host's; empty at the end."""
         assert self._process is not None and self._process.stdout is not None
-        with contextlib.suppress(OSError, ValueError):
-            return await self._process.stdout.readline()
+        with contextlib.suppress(OSError):
+            return await _line_of(self._process.stdout)
         return b""
 
     async def _ended(self) -> int:
@@ -234,7 +244,7 @@ class Remote:
     async def _read_errors(self) -> None:
         """Of ssh itself, and of what runs there before a member."""
         assert self._process is not None and self._process.stderr is not None
-        while line := await self._process.stderr.readline():
+        while line := await _line_of(self._process.stderr):
             text = line.decode(errors="replace").strip()
             if self.codes or self.key:
                 self._tell(self.host.name, text.encode(), sys.stderr)

@@ -15,6 +15,8 @@ MAX_NAME = 64
 VOID, WHOLE, UNDER_WAY = SIGNALS = "void", "whole model", "checkpoint under way"
 """What engines tell each other as metrics without weight, of which no mean is ever shown: the step counts for
 nothing; somebody wants the parameters of all layers; a checkpoint is being written."""
+NO_PART = "no part of the last checkpoint: "
+"""As SIGNALS, before the number of a part that its node could not write. The value: the reason's errno, or 0."""
 MAX_WEIGHT = 1e12  # Those of all nodes together still fit into a message.
 # Of a gradient that counts: float32 has no 1 / 1e-39, and rounds what is multiplied by it.
 MIN_WEIGHT = 1e-12
@@ -63,7 +65,7 @@ class Means:
             value = float(number)
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
             raise ConfigError(f"mean: the name is {name!r:.80} (expected 1 to {MAX_NAME} characters)")
-        if name in SIGNALS:
+        if name in SIGNALS or name.startswith(NO_PART):
             raise ConfigError(f"mean: {name!r} is a signal of chaosnet's own (expected another name)")
         if not 0 <= weight <= MAX_WEIGHT:
             raise ConfigError(f"mean: the weight of {name!r} is {weight} (expected 0 to {MAX_WEIGHT:g})")

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..protocols.messages import Notice
-from ..protocols.sentences import counted
+from ..protocols.sentences import counted, lasting
 
 WIDTH = 69  # Of a line, so that it has 80 columns behind "[chaosnet] ".
 BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
@@ -141,16 +141,9 @@ def _times(s: RunSummary) -> str:
     spent = {"compute": s.computing, "sum": s.summing, "optimizer": s.updating, "wait": s.waiting}
     whole = max(s.seconds, sum(spent.values()), 1e-9)
     spent["other"] = whole - sum(spent.values())
-    return f"time {_duration(s.seconds)}: " + ", ".join(
+    return f"time {lasting(s.seconds)}: " + ", ".join(
         f"{100 * seconds / whole:.0f}% {phase}" for phase, seconds in spent.items() if seconds >= whole / 200
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
 
 def _members(s: RunSummary) -> str:

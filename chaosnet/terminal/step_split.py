@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..protocols.sentences import lasting
 from ..protocols.status import MemberRow, Status, StepRow
 
 # A node for which the others wait for less, of a step, is not named. Less than some milliseconds are a matter of who
@@ -72,9 +73,5 @@ def who_comes_last(status: Status) -> str:
     found = split(status.active, status.step_s, bool(status.pipelines))
     if found is None or found.slowest is None:
         return ""
-    wait, step = _time(found.costs_s), _time(found.step_s)
+    wait, step = lasting(found.costs_s), lasting(found.step_s)
     return f"{found.slowest} comes last: the others wait {wait} of a step of {step} for it"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"

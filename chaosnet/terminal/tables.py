@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..protocols.messages import link
-from ..protocols.sentences import STYLES, counted, printable, sentence
+from ..protocols.sentences import STYLES, counted, lasting, printable, sentence
 from ..protocols.status import LinkRow, MemberRow, Status
 from .step_split import who_comes_last
 from .told_pipelines import how_safe, pace
@@ -289,15 +289,6 @@ def clock(time_s: float) -> str:
     at, now = time.localtime(time_s), time.localtime()
     year = "" if at.tm_year == now.tm_year else " %Y"
     return time.strftime("%H:%M:%S" if at[:3] == now[:3] else f"%d %b{year} %H:%M:%S", at)
-
-
-def lasting(seconds: float) -> str:
-    """A duration for people."""
-    for unit, of_next in (("s", 120), ("min", 120), ("h", 48)):
-        if seconds < of_next:
-            return f"{seconds:.0f} {unit}"
-        seconds /= 24 if unit == "h" else 60
-    return f"{seconds:.0f} days"
 
 
 def size(count: float) -> str:

@@ -9,10 +9,11 @@ travels in each contribution, so all leave a checkpoint out, or nobody does.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -49,10 +50,11 @@ from ..protocols.messages import Commit
 from ..scheduler.monitor import CHECKPOINT_AT_S as AT_S
 from ..scheduler.monitor import CHECKPOINT_STEP as STEP
 from ..scheduler.monitor import CHECKPOINT_WRITING as WRITING
-from ..script.means import UNDER_WAY
+from ..script.means import NO_PART, UNDER_WAY
 from ..settings.resolved import CheckpointSettings
 from ..terminal.progress import FIRST_S, followed
 
+MAX_ERRNO = 4096  # Of Linux, and more than others have.
 CLOSE_PATIENCE_S = 60.0  # A node that leaves ends its write, unless the disk hangs.
 
 Say = Callable[[str], None]
@@ -90,7 +92,11 @@ class Checkpointing:
         self.loaded = ""
         self._read: tuple[Path, Arrival] | None = None  # The newest, about to be loaded.
         self.absent: Callable[[Sequence[str]], Collection[int]] = none_of
-        self._blamed: tuple[str, ...] = ()
+        # Whose parts were lacking when that was told, and who of these had said so.
+        self._blamed: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        # Our last write, if it failed: of what, and the errno. Of others' parts, by number: the errno.
+        self._failed: tuple[Mark, int] | None = None
+        self._heard: dict[int, int] = {}
         check_writable(self.directory)
 
     # --- going on from one ---
@@ -268,6 +274,7 @@ class Checkpointing:
             self._leave_out(step)
             return None
         self._leaving_out = False
+        self._heard = _failures(total.metrics)
         return mark
 
     def _final(self, mark: Mark) -> Mark | None:
@@ -305,7 +312,7 @@ class Checkpointing:
 
     def begin(self, capture: Capture, mark: Mark, part: Part) -> None:
         """Write `part` of `capture` once somebody has run it, and the next step has shown that all have this one."""
-        self.busy, self._all_have_it = True, threading.Event()
+        self.busy, self._all_have_it, self._failed = True, threading.Event(), None
         self.counters[WRITING] = 1
         arguments = capture, mark, part
         self._thread = threading.Thread(
@@ -318,10 +325,13 @@ class Checkpointing:
         self._all_have_it.set()
 
     def contribute(self, metrics: dict[str, tuple[float, float]]) -> None:
-        """Tell the others with this node's part of a step that it is still writing."""
+        """Tell the others with this node's part of a step that it is still writing, or could not write its part."""
         self._told_busy = self.busy
         if self._told_busy:
             metrics[UNDER_WAY] = (1.0, 0.0)
+        if self._failed is not None:
+            mark, number = self._failed
+            metrics[f"{NO_PART}{self._shard(mark)}"] = (float(number), 0.0)
 
     def close(self, abandon: bool) -> None:
         """End: with the write under way, or without it if the cluster went on without this node."""
@@ -361,6 +371,8 @@ class Checkpointing:
             self._prune(self.settings.kept)
         except (CheckpointError, StateChanged, *NO_MEMORY) as error:
             self.counters["checkpoints_failed"] += 1
+            if mark.shards > 1:  # Others would look for the reason at themselves.
+                self._failed = mark, getattr(error.__cause__, "errno", None) or 0
             following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
             self.say(
                 f"no checkpoint at step {mark.step}: {error}; "
@@ -429,23 +441,23 @@ class Checkpointing:
         found = {each.path.name: each for each in scan(self.directory)}
         if last is None or last.folder not in found:
             return
-        silent = tuple(last.members[n] for n in range(last.shards) if n not in found[last.folder].present)
-        gone = [node for node in silent if node not in mark.members]
-        if not silent or silent == self._blamed:
+        lacking = [n for n in range(last.shards) if n not in found[last.folder].present]
+        silent = tuple(last.members[n] for n in lacking)
+        failed = {last.members[n]: self._heard[n] for n in lacking if n in self._heard}
+        blamed = silent, tuple(failed)
+        if not silent or blamed == self._blamed:
             return
         self.counters["checkpoints_incomplete"] += 1
-        self._blamed = () if gone else silent
-        apart = [each.path for each in found.values() if _differs_in_layout(mark_of(each), last)]
-        if gone:
-            why = f"{', '.join(gone)} went before it had written"
-        elif apart:
-            why = f"it is in {apart[0]}: all nodes need parameters, optimizer state and buffers of the same shapes"
-        else:
-            why = (
-                "each node needs the same `every` and the same folder: where machines share no file system, set "
-                'copies="whole"'
-            )
-        self.say(f"the checkpoint of step {last.step} lacks the part of {', '.join(silent)} ({why})")
+        gone = [node for node in silent if node not in mark.members and node not in failed]
+        self._blamed = None if gone else blamed
+        for node, number in failed.items():
+            why = os.strerror(number) if number else "the reason is among what it has printed"
+            self._tell_lack(last, [node], f"it could not write it to {self.directory}: {why}")
+        if others := [node for node in silent if node not in failed]:
+            self._tell_lack(last, others, _why_silent(last, gone, found.values()))
+
+    def _tell_lack(self, last: Mark, nodes: Sequence[str], why: str) -> None:
+        self.say(f"the checkpoint of step {last.step} lacks the part of {', '.join(nodes)} ({why})")
 
 
 def checkpointing_of(settings: CheckpointSettings | None, session: Session) -> Checkpointing | None:
@@ -462,6 +474,27 @@ def _laid_out(mark: Mark, snapshot: Snapshot) -> Mark:
     alike = snapshot.manifest.entries[: snapshot.alike]
     rows = [(entry.name, entry.dtype, entry.shape) for entry in alike]
     return msgspec.structs.replace(mark, layout=layout_of(rows))
+
+
+def _failures(metrics: Mapping[str, tuple[float, float]]) -> dict[int, int]:
+    """Parts of the last checkpoint that their nodes could not write, with the errno of each, or 0."""
+    told = [(name.removeprefix(NO_PART), n) for name, (n, _) in metrics.items() if name.startswith(NO_PART)]
+    return {int(part): int(n) if 0 < n < MAX_ERRNO else 0 for part, n in told if part.isdecimal()}
+
+
+def _why_silent(last: Mark, gone: Sequence[str], found: Iterable[Checkpoint]) -> str:
+    """Why parts of the `last` checkpoint never came, of whose failure nobody has told. `gone`: who left or died."""
+    if gone:
+        return f"{', '.join(gone)} went before it had written"
+    apart = [each.path for each in found if _differs_in_layout(mark_of(each), last)]
+    if apart:
+        return (
+            f"it is in {apart[0]}: all nodes need parameters, optimizer state and buffers of the same shapes"
+        )
+    return (
+        "each node needs the same `every` and the same folder: where machines share no file system, set "
+        'copies="whole"'
+    )
 
 
 def _differs_in_layout(found: Mark | None, mark: Mark) -> bool:

@@ -164,7 +164,7 @@ class Joining:
 
     def on_readings(self, event: ReadingsTaken, now_s: float) -> list[Effect]:
         """About once a second: say what the joiner is doing, and how much of the state it has."""
-        return (self.news.tick(now_s) if self.news else []) + self.reports.of_pull(now_s)
+        return (self.news.tick(now_s) if self.news else []) + self.reports.of_pull()
 
     def on_state(self, event: Event, now_s: float) -> list[Effect]:
         """There is news of the state that this node pulls."""
@@ -193,7 +193,7 @@ class Joining:
         life = told.later + LIFE_STEP + node.rng.randrange(LIFE_STEP)
         return node.reporter.outlived(life) + node.joiner.outlived(life, now_s)
 
-    def become_member(self, view: View, step: int, now_s: float) -> list[Effect]:
+    def become_member(self, view: View, now_s: float) -> list[Effect]:
         """`view`, which has this node as a member, is active.
 
         If results are on the way, it contributes after these.

@@ -10,6 +10,7 @@ from .node import Node, Phase
 from .recovery import StepRecovery
 
 DECLARED_EVERY_S = 5.0  # Who is said to be dead is dialled so often, in case that it lives after all.
+THERE_S = 2.0  # Who has been in reach for so long was there.
 REDIAL_EVERY_S = 1.0  # Members out of reach are tried directly, in case another way leads to them.
 
 
@@ -19,7 +20,8 @@ class Missing:
     def __init__(self, node: Node, recovery: StepRecovery) -> None:
         self.node, self.recovery = node, recovery
         self.wake_at_s: float | None = None
-        self.lost_at_s: dict[str, float] = {}  # By member out of reach.
+        self.lost_at_s: dict[str, float] = {}  # By member that is out of reach, or was a moment ago.
+        self._found_at_s: dict[str, float] = {}  # Those of them that are in reach again.
         self.declared: dict[str, Member] = {}  # Dead by a person's word, and in no view since.
         self.doubted: Set[str] = frozenset()  # Who was out of reach when we dialled last.
 
@@ -31,12 +33,28 @@ class Missing:
             # A joiner that asks already, or has a plan, ignores further news of the view that it has left.
             was_in = node.joiner is not None and node.joiner.is_in_view
             return self.recovery.orphaned("no member can be reached", now_s) if was_in else []
-        missing = view.member_set - node.overlay.reachable
-        self.lost_at_s = {each: self.lost_at_s.get(each, now_s) for each in sorted(missing)}
+        self._note(view, now_s)
         self.look(now_s)
         if node.scheduler and node.phase is Phase.MEMBER:
             return node.scheduler.overlay_changed(now_s)
         return []
+
+    def _note(self, view: View, now_s: float) -> None:
+        """Note who is out of reach since when.
+
+        A process that is started under the name of a lost member is taken for it until it has said who it is, and so
+        are those behind it: who is lost again at once was not there.
+        """
+        reachable, since, found = self.node.overlay.reachable, self.lost_at_s, self._found_at_s
+        for each in sorted(view.member_set - reachable):
+            if each not in since or now_s - found.pop(each, now_s) >= THERE_S:
+                since[each] = now_s
+        for each in [*since]:
+            if each in reachable and now_s - found.setdefault(each, now_s) < THERE_S:
+                continue
+            if each in reachable or each not in view.member_set:
+                del since[each]
+                found.pop(each, None)
 
     def look(self, now_s: float) -> None:
         """Decide whether to dial: as long as members are out of reach or cut off from us."""

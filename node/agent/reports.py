@@ -7,6 +7,7 @@ from typing import Any
 from ...protocols.effects import Effect, MeasureLink, Progress
 from ...protocols.events import ReadingsTaken, Received
 from ...protocols.messages import Notice, Report
+from ...protocols.sentences import silent, waiting
 from ...protocols.waiting import LEAST_S
 from .node import Node, Phase
 from .routes import Routes
@@ -73,7 +74,7 @@ class Reports:
         )
         return node.relay.send(view.scheduler, report) if view.scheduler else []
 
-    def of_pull(self, now_s: float) -> list[Effect]:
+    def of_pull(self) -> list[Effect]:
         """The report of a joiner that is no member yet: how far it is, once it knows how much there is to pull."""
         node, taken, pull = self.node, self.taken, self._pull()
         if node.phase is not Phase.JOINING or node.joiner is None or taken is None or not pull:
@@ -113,8 +114,7 @@ class Reports:
         if waits_s < 2 * self._told_silence_s:
             return []
         self._told_silence_s = waits_s
-        text = f"waits for {scheduler}, {waits_s:.0f} s so far: nothing has come from it for {silent_s:.0f} s"
-        return [Progress(text)]
+        return [Progress(f"waits for {scheduler}, {waiting(waits_s, silent(1, silent_s))}")]
 
     def _measure_again(self, now_s: float) -> list[Effect]:
         """Have links measured that carried nothing for long: they may be faster by now. One of the two ends asks."""

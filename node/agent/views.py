@@ -164,7 +164,7 @@ class Views:
         effects: list[Effect] = [] if node.parked is None else [Parked(None)]
         self.role.adopt_term(view.term)
         if node.me in view.member_set and node.phase is Phase.JOINING and node.joiner:
-            effects += self.joining.become_member(view, step, now_s)
+            effects += self.joining.become_member(view, now_s)
         node.clock.counts(not any(joining.blocking and joining.sources for joining in view.joining))
         effects += node.courier.enter(view) + node.serving.entered(view, step)
         if node.scheduler:

@@ -21,7 +21,7 @@ from .links import Links
 from .sockets import Sockets
 from .turns import Sink, Turns
 
-NOT_THERE = "it does not accept connections (refused, no route, or no such host)"
+NOT_THERE = "it does not accept connections (refused, or no route)"
 CHECK_S = 1.5  # For a `check` to connect: less than a joiner waits for its links. Greeting may take longer.
 MAX_TRIED = 3  # Addresses of one name that are dialled.
 
@@ -68,8 +68,9 @@ class Dialer:
             found = await asyncio.get_running_loop().getaddrinfo(
                 there.host, there.port, type=socket.SOCK_STREAM
             )
-        except (OSError, ValueError):  # ValueError: of a name that cannot be one.
-            self.failed(link, NOT_THERE)
+        except (OSError, ValueError) as error:  # ValueError: of a name that cannot be one.
+            why = (error.strerror or error) if isinstance(error, OSError) else "no host can be called so"
+            self.failed(link, f"its name does not resolve ({why})")
             return
         usual = sorted(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 first, if there is one.
         hosts = list(dict.fromkeys(str(each[4][0]) for each in usual))

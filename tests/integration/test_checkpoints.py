@@ -7,6 +7,8 @@ losses are those of one process that trains on the same batches.
 
 from __future__ import annotations
 
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,20 @@ def test_shards_on_disks_that_are_not_shared_are_a_mistake_that_is_told(tmp_path
             told = f"lacks the part of {other} (each node needs the same `every` and the same folder"
             cluster.until(lambda node=node, told=told: told in node.log.read_text(), f"{node.name} is told")
         assert 'copies="whole"' in first.log.read_text()
+        cluster.finish()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit is put on another process")
+def test_a_part_that_cannot_be_written_is_told_by_the_others_with_the_reason(tmp_path):
+    disk, unlimited = tmp_path / "disk", (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    with cluster_of(2, tmp_path, directory=str(disk), every=EVERY) as cluster:
+        a, b = cluster.nodes
+        await_checkpoint(cluster, disk)
+        resource.prlimit(b.process.pid, resource.RLIMIT_FSIZE, (800, resource.RLIM_INFINITY))
+        told = f"lacks the part of b (it could not write it to {disk}: File too large)"
+        cluster.until(lambda: told in a.log.read_text(), "a tells why")
+        resource.prlimit(b.process.pid, resource.RLIMIT_FSIZE, unlimited)
+        await_checkpoint(cluster, disk, after=a.step)
         cluster.finish()
 
 

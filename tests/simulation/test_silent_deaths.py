@@ -178,3 +178,39 @@ def test_of_a_silent_scheduler_each_node_tells_its_user():
     assert all(text.startswith("waits for n1, ") for _, text in told)
     cluster.settle(4.0)
     assert goes_on(cluster, "n2")
+
+
+def test_since_when_a_member_is_lost_is_not_told_anew_when_its_name_is_started_again():
+    """The new process was taken for the lost one for a moment, and all had been lost 0 s ago."""
+    cluster = Scripted().grow("n1", "n2", "n3")
+    for name in ("n2", "n3"):
+        cluster.crash(name)
+    cluster.settle(10.0)
+    cluster.add("n2", seeds=["n1"], degree=1)
+    cluster.settle(5.0)
+    n1 = cluster.agent("n1")
+    assert n1.overlay.lives.reborn == {"n2"}
+    assert "(n2 was lost 15 s ago, n3 was lost 15 s ago; " in n1.parking.why(cluster.now_s)
+
+
+def test_who_was_back_for_a_while_is_lost_anew(pair):
+    n2 = pair.agent("n2")
+    view, overlay, missing = n2.sync.view, n2.overlay, n2.missing
+    lost, found = {"n2"}, {"n1", "n2"}
+    since = []
+    for reachable, now_s in [
+        (lost, 10.0),
+        (found, 11.0),
+        (lost, 12.9),
+        (found, 14.0),
+        (lost, 16.0),
+        (lost, 19.0),
+    ]:
+        overlay.reachable = reachable
+        missing._note(view, now_s)
+        since.append(missing.lost_at_s["n1"])
+    assert since == [10.0, 10.0, 10.0, 10.0, 16.0, 16.0]
+    overlay.reachable = found
+    for now_s in (20.0, 22.0):
+        missing._note(view, now_s)
+    assert not missing.lost_at_s and not missing._found_at_s

@@ -233,3 +233,33 @@ def test_who_left_no_time_for_a_checkpoint_is_told_though_its_write_has_ended_si
     assert nodes[0].checkpointing.due(every, "r", SimpleNamespace(total=total, key=(1, 1))) is None
     [said] = nodes[0].said
     assert said.startswith(f"no checkpoint at step {every}: {who} is still writing")
+
+
+def test_a_part_for_which_the_disk_had_no_space_is_told_by_the_others_with_its_node_folder_and_reason(
+    tmp_path, monkeypatch
+):
+    """The others said that the node has another `every` or another folder."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    write_file = checkpoint._write_file
+
+    def write(path, node, write):
+        if node == "b":
+            raise CheckpointError(f"{path}: {full.strerror}") from full
+        return write_file(path, node, write)
+
+    monkeypatch.setattr(checkpoint, "_write_file", write)
+    a, b = nodes = [Node(name, tmp_path, rows=16) for name in MEMBERS]
+    every = a.checkpointing.settings.every
+    for step in (every, 2 * every, 3 * every):
+        metrics = {}
+        for node in nodes:
+            node.checkpointing.contribute(metrics)
+        total = SimpleNamespace(shares=dict.fromkeys(MEMBERS, 1), weight=2.0, leaving=False, metrics=metrics)
+        for node in nodes:
+            node.checkpointing.due(step, "r", SimpleNamespace(total=total, key=(1, 1)))
+        for node in nodes:
+            node.write(step)
+    told = f"the checkpoint of step {every} lacks the part of b (it could not write it to {tmp_path}: No space left"
+    assert [said[: len(told)] for said in a.said] == [told], "once"
+    assert f"no checkpoint at step {every}: {tmp_path}" in b.said[0]
+    assert "No space left on device" in b.said[0]

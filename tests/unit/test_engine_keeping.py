@@ -37,6 +37,14 @@ def keeper(name):
     return made, sent
 
 
+def test_layers_that_are_lost_are_one_or_more():
+    made, _ = keeper("a")
+    assert made.lost_in(("c",)) == "layer 0 is lost: all who kept it (a, b) are gone"
+    made._users = [{0, 1, 2}]
+    assert made.lost_in(("c",)) == "layers 0-2 are lost: all who kept them (a, b) are gone"
+    assert not made.lost_in(("b", "c"))
+
+
 def begin(made, running):
     view = SimpleNamespace(member_ids=MEMBERS)
     made.begin(view, KEY, 1, running, None, lambda source, to: RATES[source])

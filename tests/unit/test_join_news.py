@@ -76,14 +76,14 @@ def test_a_joiner_that_pulls_reports_how_much_it_has_of_whom():
     )
     reports = Reports(node)
     reports.on_readings(ReadingsTaken(0.0, 0.0, 100, (1, 100), 5.0, 7, -1.0, 0, 0, {}), 0.0)
-    assert reports.of_pull(0.0) == [], "it does not know yet how much there is"
+    assert reports.of_pull() == [], "it does not know yet how much there is"
     bench.handle(ManifestKnown(7, 540_000_000, 1))
     joiner.replication.sources["a"].bytes = 120_000_000
-    [told] = reports.of_pull(0.0)
+    [told] = reports.of_pull()
     report = told.message.body
     assert (report.pulls_bytes, report.pulled, report.pulls_state) == (540_000_000, {"a": 120_000_000}, True)
     node.phase = Phase.MEMBER
-    assert reports.of_pull(0.0) == [], "members report anyway"
+    assert reports.of_pull() == [], "members report anyway"
 
 
 def test_a_cluster_that_waits_tells_who_asks():

@@ -38,7 +38,7 @@ def test_a_run_is_told_in_lines():
     )  # fmt: skip
     assert lines(told, PLAIN_BLOCKS) == [
         "run: 40 steps, 30 with samples from here (480 of 1,280)",
-        "time 10.0 s: 60% compute, 20% sum, 10% optimizer, 5% wait, 5% other",
+        "time 10 s: 60% compute, 20% sum, 10% optimizer, 5% wait, 5% other",
         "members: n0, n1 at the end; joined n2, n3; left n3; lost n2",
         "work lost: none; done over: 1 step here, at most 16 samples of others",
         "loss: 1, from 4  @-_",

@@ -318,6 +318,17 @@ def test_who_asks_for_a_link_that_exists_is_told_so_and_nobody_else_is_told_anyt
     assert (asker, answer.ok, answer.text) == ("client", False, "the link a - b exists already")
 
 
+def test_a_link_that_another_has_asked_for_already_is_told_as_that(bench):
+    """All nodes printed the same line twice, as if the first request had come to nothing."""
+    bench.enter(make_view("abcd", [("a", "b"), ("b", "c"), ("c", "d"), ("a", "d")]), 11)
+    told, _ = bench.receive("b", ConnectLinkRequest(a="b", b="d", asker="client"))
+    assert told == [Happened("connect-link", "b - d", "requested", 11)]
+    told, _ = bench.receive("b", ConnectLinkRequest(a="d", b="b", asker="another"))
+    assert told == [Happened("connect-link", "b - d", "requested again", 11)]
+    told, _ = bench.receive("b", ConnectLinkRequest(a="a", b="c", asker="another"))
+    assert told == [Happened("connect-link", "a - c", "requested", 11)]
+
+
 def test_a_leaver_whose_substitute_link_will_not_open_goes_with_a_flush():
     bench = Bench("abc", TRIANGLE)
     bench.receive("c", ScaleInRequest(node="c"))

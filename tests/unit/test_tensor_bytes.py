@@ -1,11 +1,19 @@
 """`chaosnet.engines.tensor_bytes`: tensors on the wire."""
 
+from collections import OrderedDict
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from chaosnet.engines.tensor_bytes import PART_BYTES, check, cut, joined, moved
 from chaosnet.protocols.errors import ConfigError, MalformedMessage
 from chaosnet.protocols.messages import Tensor
+
+
+class Hidden(NamedTuple):
+    state: torch.Tensor
+    memory: object
 
 
 def over_the_wire(value):
@@ -47,10 +55,12 @@ def test_a_tuple_comes_as_a_tuple_also_of_one():
         ((torch.zeros(1), (torch.zeros(1),)), "layer 3 gives tuple within a tuple"),
         (torch.eye(2).to_sparse(), "layer 3 gives a tensor of layout torch.sparse_coo"),
         (torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), "layer 3 gives a nested tensor"),
+        (Hidden(torch.zeros(1), torch.zeros(1)), "layer 3 gives Hidden, no plain tuple"),
+        (torch.zeros(2, 2).max(1), "layer 3 gives max, no plain tuple"),
         ((torch.zeros(1),) * 65, "layer 3 gives 65 tensors"),
         (torch.zeros((1,) * 17), "layer 3 gives 17 dimensions"),
     ],
-    ids=["dict", "list", "nested", "sparse", "ragged", "many", "deep"],
+    ids=["dict", "list", "nested", "sparse", "ragged", "named", "of torch", "many", "deep"],
 )
 def test_what_no_message_holds_is_refused_by_its_layer(value, names):
     with pytest.raises(ConfigError, match=names):
@@ -63,6 +73,15 @@ def test_targets_in_a_dictionary_are_moved_to_the_device_as_well():
     there = moved(here, torch.device("meta"))
     assert there["y"].is_meta and there["more"][0].is_meta and there["more"][1] == "text"
     assert not here["y"].is_meta
+
+
+def test_targets_keep_their_class():
+    """The loss got a plain tuple of a named one, and an OrderedDict stayed where the data set had it."""
+    here = Hidden(torch.zeros(2), OrderedDict(y=torch.zeros(1)))
+    there = moved(here, torch.device("meta"))
+    assert type(there) is Hidden and there.state.is_meta
+    assert type(there.memory) is OrderedDict and there.memory["y"].is_meta
+    assert not here.memory["y"].is_meta
 
 
 @pytest.mark.parametrize("rows", [(("float32", (9,)),), (("no such type", (1,)),)])

@@ -19,6 +19,7 @@ NOT_TOLD = {
     "# chaosnet key. Who reads the last line can act as this node: keep it to yourself.",
     "…\n# Its public key: …\n…",
     "checkpoint under way",
+    "no part of the last checkpoint:",
     "forward_s=…, backward_s=…, width=…",
     "nobody has planned the trees",
 }

@@ -1,6 +1,6 @@
 // The overlay: nodes by state, links by rate, the trees of the all-reduce, pulls of the state as flows.
 import { layout } from "./layout.js";
-import { count, element, lasting, rate, say, seconds, set, short, size, some, svg } from "./words.js";
+import { count, element, lasting, layersOf, rate, say, seconds, set, short, size, some, svg } from "./words.js";
 
 const GHOST_MS = 45000; // So long a node that is gone is still drawn.
 const MOVE_MS = 550;
@@ -378,7 +378,7 @@ function ofNode(node) {
     parts.push(`waited ${seconds(node.sync_s)} for the sum`, `CPU ${Math.round(node.cpu_pct)} %`);
     parts.push(size(node.memory_bytes));
   }
-  if (node.keeps) parts.push(`keeps the state of layers ${node.keeps}`);
+  if (node.keeps) parts.push(`keeps the state of ${layersOf(node.keeps)}`);
   if (node.idle_s) parts.push(`its script has not called update() for ${lasting(node.idle_s)}`);
   if (node.pull) parts.push(`has ${size(node.pull.here)} of ${size(node.pull.bytes)}`);
   if (node.neighbors.length) parts.push(`links to ${some(node.neighbors, 8)}`);

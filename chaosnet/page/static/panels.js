@@ -1,5 +1,5 @@
 // What the page tells beside the overlay and the curves: each function draws one part.
-import { $, clock, count, element, keyed, say, seconds, set, short, size, some, value } from "./words.js";
+import { $, clock, count, element, keyed, layersOf, say, seconds, set, short, size, some, value } from "./words.js";
 
 const BARS = 12; // Nodes whose time is drawn: those that the others wait for.
 const KEEPERS = 24; // Members of whom it is drawn what they keep.
@@ -254,7 +254,7 @@ function showKept({ kept }) {
   showRows($("kept-rows"), kept.rows.slice(0, KEEPERS), said, track, (bar, last, { ranges }) => {
     const text = ranges.map(([a, b]) => (a === b ? a : `${a} to ${b}`)).join(", ");
     say(last, text);
-    set(bar, "aria-label", `keeps layers ${text}`);
+    set(bar, "aria-label", `keeps ${layersOf(text)}`);
     keyed(
       bar,
       ranges,

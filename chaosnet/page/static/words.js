@@ -29,6 +29,9 @@ export const count = (n) => whole.format(n);
 // Where tenths of a second say nothing.
 export const lasting = (s) => (s < 60 ? `${Math.round(s)} s` : seconds(s));
 
+// Of "0-2, 5".
+export const layersOf = (told) => `${/^\d+$/.test(told) ? "layer" : "layers"} ${told}`;
+
 export function value(v) {
   if (v == null) return "not finite";
   const a = Math.abs(v);
