@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-accelerator dashboard-test soak lint format bench site wheel-test clean docker-image docker-rates testbed-docker testbed-slurm
+.PHONY: demo test test-all test-accelerator dashboard-test soak lint format bench site wheel-test clean docker-image docker-rates testbed-docker testbed-slurm pages-test
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
@@ -95,6 +95,10 @@ testbed-docker: $(VENV)/installed
 testbed-slurm: $(VENV)/installed
 	for each in slurm-wlm munge; do dpkg -s $$each >/dev/null 2>&1 || apt-get install -y --no-install-recommends $$each || exit; done
 	$(BIN)/python -m pytest -rs tests/testbed/test_job_under_slurm.py
+
+# Every command of the pages, typed as it stands, on namespaces with the pages' addresses (root, Linux). Five minutes.
+pages-test: $(VENV)/installed
+	$(BIN)/python -m pytest -rs tests/testbed/type_pages.py tests/integration/test_pages.py
 
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: python is %d.%d (expected 3.11 or newer; set PYTHON=...)" % sys.version_info[:2])'

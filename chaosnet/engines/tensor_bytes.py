@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,7 +115,7 @@ def moved(value: Any, device: torch.device) -> Any:
         return value._make(moved(each, device) for each in value)
     if isinstance(value, tuple | list):
         return tuple(moved(each, device) for each in value)
-    if isinstance(value, dict):
+    if type(value) in (dict, OrderedDict, defaultdict):
         there = copy.copy(value)  # In its own class.
         there.update({key: moved(each, device) for key, each in value.items()})
         return there
