@@ -59,7 +59,6 @@ ELSEWHERE = {
         "sbatch": "make testbed-slurm",
     },
     "docs/operate.md": {"chaosnet launch": "needs sshd on all hosts: tests/integration/test_launch.py"},
-    "docs/pipelines.md": {"chaosnet bench": BENCH},
     "docs/testbed.md": {
         "make docker": DOCKER,
         "docker": DOCKER,
