@@ -21,7 +21,7 @@ SENTENCES = {
     "link-up": "{node} opens: {detail}",
     "link-down": "{node} closes: {detail}",
     "link-failure": "{node} is lost: {detail}",
-    "new-plan": "new trees, says {node}: {detail}",
+    "new-plan": "{node} chooses other trees: {detail}",
     "waits for": "all wait for {node}, {detail}",
     "waited for": "all waited for {node}, {detail}",
 }

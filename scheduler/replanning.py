@@ -91,4 +91,4 @@ def _gain(view: View, graph: nx.Graph, policy: SyncPolicy, result_bytes: int, st
     if now_s - then_s <= max(GAIN * now_s, GAIN_OF_STEP * step_s):
         return ""
     how = "in messages of another size" if trees == present else "over other links"
-    return f"sums {how}: they are to take {then_s:.2g} s and not {now_s:.2g} s"
+    return f"sums {how} are to take {then_s:.2g} s instead of {now_s:.2g} s"

@@ -49,7 +49,7 @@ def test_a_link_that_has_become_slow_is_left_once_that_was_seen_twice():
     watch = Watch(planned(overlay()))
     assert watch.look(overlay()) == ""
     assert watch.look(overlay(ab=20)) == ""
-    assert watch.look(overlay(ab=20)).startswith("sums over other links: they are to take 0.5")
+    assert watch.look(overlay(ab=20)).startswith("sums over other links are to take 0.5")
 
 
 def test_a_link_that_was_slow_for_a_moment_is_not_left():
