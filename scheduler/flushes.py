@@ -170,8 +170,8 @@ class Flushes:
         top = self._top(answers)
         able = {node for node, answer in answers.items() if top - 1 <= answer.step <= top}
         holders = {node for node in able if answers[node].step == top and not answers[node].began_here}
-        if not holders:
-            return {node for node in able if answers[node].step == top}
+        if not holders:  # Nobody has completed a step yet, so those at the top are as good as holders.
+            able = holders = {node for node in able if answers[node].step == top}
         return able - {self.stateless} if holders - {self.stateless} else able
 
     def _late(

@@ -53,7 +53,10 @@ POLL_S = 0.02
 RECOVERY_PATIENCE_S = 45.0  # For each fault to be over,
 HEALING_STEPS = 2 * EVERY  # but for a state that differs so many steps: all of it is compared every so often,
 CALM_PATIENCE_S = 90.0  # and for the cluster to be fit for the next.
-HANG_S = 60.0  # A process without a step for so long, while the others step, hangs.
+HANG_S = 60.0  # A process without a step for so long, while the others step, hangs. Besides, it may take
+HANG_STEPS = (
+    6  # so many steps over a slow link: a joiner waits for another one's join, and steps until it is in.
+)
 START_PATIENCE_S = 120.0
 EXPELLED = "is out of the cluster"  # How a process that was left behind ends.
 HIT = (
@@ -72,6 +75,12 @@ class Wanted:
     every_s: float = 5.0
     mb: float = 0.0
     rate_mbit: float = 0.0
+
+    @property
+    def hang_s(self) -> float:
+        """A process without a step for so long hangs."""
+        slow_step_s = 8 * self.mb / (SLOWED * self.rate_mbit) if self.rate_mbit else 0.0
+        return HANG_S + HANG_STEPS * slow_step_s
 
 
 class SoakFailed(ChaosnetError):
@@ -227,10 +236,10 @@ class Soak:
         self.later(RESTART_S, lambda: self.start_again(life.node))
 
     def _look_for_hangs(self) -> None:
-        now_s = time.time()
+        now_s, hang_s = time.time(), self.wanted.hang_s
         newest_s = max((each.newest_s for each in self.processes.values()), default=now_s)
         for process in self.processes.values():
-            if not process.stopped and max(newest_s, now_s - HANG_S) - process.newest_s > HANG_S:
+            if not process.stopped and max(newest_s, now_s - hang_s) - process.newest_s > hang_s:
                 raise SoakFailed(f"{process.label} has done nothing for {now_s - process.newest_s:.0f} s")
 
     def _ask(self) -> None:
@@ -475,7 +484,7 @@ def run_soak(minutes: float, wanted: Wanted, out: Path, kills: int | None) -> No
             try:
                 _run(soak, minutes, kills)
             except KeyboardInterrupt:
-                stopped = "interrupted"
+                stopped = report.INTERRUPTED
                 soak.say("\nCtrl+C: no more faults; all finish (again: end at once)")
                 soak.finish()
         except SoakFailed as error:
@@ -487,11 +496,11 @@ def run_soak(minutes: float, wanted: Wanted, out: Path, kills: int | None) -> No
         "mb": wanted.mb,
         "rate_mbit": wanted.rate_mbit,
         "stopped": stopped,
-        **report.summarize(soak.lives, soak.faults),
+        **report.summarize(soak.lives, soak.faults, is_large=bool(wanted.mb)),
         "left_behind_unasked": soak.unasked,
     }
     broken = report.broken_promises(summary)
-    if stopped and stopped != "interrupted":
+    if stopped and stopped != report.INTERRUPTED:
         broken = [stopped, *broken]
     summary["broken"] = broken
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -532,7 +541,8 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
         f"{summary['steps_disagreeing']} seen differently ({summary['steps_compared']:,} compared, "
         f"{summary['states_compared']:,} states)"
     )
-    click.echo(f"states at the end: {'identical' if summary['replicas_identical'] else 'DIFFERENT'}")
+    if summary["stopped"] in ("", report.INTERRUPTED):
+        click.echo(f"states at the end: {'identical' if summary['replicas_identical'] else 'DIFFERENT'}")
     if healed := summary["steps_until_healed"].get("count"):
         found = summary["steps_until_healed"]
         click.echo(

@@ -585,6 +585,15 @@ def test_a_member_without_state_or_sources_is_let_go_to_join_again(bench):
     assert install.view.member_ids == ("a", "b")
 
 
+def test_a_member_without_state_is_let_go_also_if_nobody_has_completed_a_step_yet(bench):
+    """The founder died before any step, and a person let one go on to which it had given all of the state."""
+    request = AbortRequest(node="c", key=(1, 1), step=10, reason="c could not get the state", without_me=True)
+    bench.receive("c", request)
+    for node in "abc":
+        _, sent = bench.flush_ok(node, began_here=True)
+    assert installs(sent)[0].view.member_ids == ("a", "b")
+
+
 def test_a_member_that_asks_to_be_let_in_does_not_know_of_its_membership_and_is_let_go(bench):
     assert join(bench, node="c", again=True) == ([], [])  # It may have asked just before it became one.
     _, [(_, flush)] = join(bench, node="c", again=True)

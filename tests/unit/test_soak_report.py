@@ -185,6 +185,18 @@ def test_of_a_large_state_a_source_may_hold_a_copy_and_no_more():
     assert "135 MB, a copy of the state" in line
 
 
+def test_states_of_a_run_that_was_stopped_are_not_compared():
+    """Its processes were ended wherever they were."""
+    assert report.broken_promises(summary(replicas_identical=False, stopped="n2.6 has done nothing")) == []
+
+
+def test_of_a_large_state_only_long_lives_are_judged():
+    found = life("a", final=3, hash="h")
+    found.rss = [(1000.0 + 10 * each, 900) for each in range(20)]
+    assert report.summarize([found], [])["memory"]["processes_judged"] == 1
+    assert report.summarize([found], [], is_large=True)["memory"]["processes_judged"] == 0
+
+
 @pytest.mark.parametrize("final", [{}, {"final": 4, "hash": "h"}, {"final": 3, "hash": "g"}])
 def test_a_process_that_ended_elsewhere_is_no_identical_replica(final):
     assert not report.replicas_identical([life("a", final=3, hash="h"), life("b", **final)])
