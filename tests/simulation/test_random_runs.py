@@ -89,6 +89,7 @@ KEPT_HARD = {
 KEPT_WITH_RATES = {
     "the state overtook the results of 400 steps, and all waited minutes for these": 20001792,
     "a joiner that asked already was made to ask once more by each word of the view it had left": 9105326,
+    "nobody had completed a step yet, so a member without the state was not let go": 324698,
 }
 
 
