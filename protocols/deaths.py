@@ -4,12 +4,12 @@ An exact half of the members may go on without the others only if these have die
 a router that forgot the connection, must not pass for a death. The machine of a dead process refuses connections
 where the process had listened. So it is looked there at once, and only a refusal, at an address where that peer has
 answered us before, is a proof; and only if it listens there itself (an end of a tunnel on our machine refuses when
-the tunnel ends), and only as long as the peer cannot have gone on without us before it died. So it may have before
-the connection opened: the death of one that has not said in which view it acts, as all do first, proves nothing,
-either.
+the tunnel ends), and only as long as the peer cannot have gone on without us before it died. It may have done so
+before this connection opened. So the first message of every node says in which view it acts; if a peer dies before
+that has come, its death proves nothing.
 
-How long that is, depends on what makes the peer go on without us: our farewell, which we know of; silence; or its end
-of the connection that breaks.
+How long that is certain depends on what makes a peer go on without us: our farewell, which we know of; silence; or
+the break of the connection, as its end sees it.
 
 - With other members around, their doubts shorten a peer's patience, and a break may end it. A refusal proves
   something if it comes within `PROOF_S`, over a connection by which the peer spoke a moment ago

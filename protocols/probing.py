@@ -12,8 +12,8 @@ the burst that a shaper allows an idle link. (A line, because networks hand over
 single time stamps 5 % too much were found.) A receiver that was busy reads what has come meanwhile at once: so
 no rate is above that of the whole probe. The median of three is kept, in memory the highest; a link so slow that
 one took long is not held up by two more. Links that share an interface share it while they are measured, as they
-do when all of them carry state or gradients. Links are probed when they are new (scale-out, connect-link);
-afterwards their rates come from the state that is replicated over them.
+do when all of them carry state or gradients. Links are probed when they are new (scale-out, connect-link), and
+again if nothing else has told their rates for a while: what state and gradients take over them (readings.py).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ Who needs a message imports it from here; which module declares it is for the re
     probes.py      rates of links, measured
     joins.py       scale-out
     state.py       the state, on its way to a joiner
+    tensors.py     tensors of layers, on their way from member to member
     lives.py       scale-in; who is gone
     succession.py  from one view to the next; election
     keys.py        whose keys may connect

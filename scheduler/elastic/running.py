@@ -8,7 +8,7 @@ with sending parameters to whoever computes with them and does not keep them.
 
     stay      as before, if all its workers are there
     reroute   as before; what went through those who are gone goes through their peers (Chameleon, Sec. IV-A)
-    layout    other pipelines (dynamic parallelism: Chameleon, Sec. IV-B)
+    layout    other pipelines (dynamic parallelism: Chameleon, Sec. IV-A)
 
 Members need not be machines alike, and each decides by itself: so times are whole microseconds, whose sums no machine
 rounds.
