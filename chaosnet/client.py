@@ -145,19 +145,19 @@ def _next(
 
 
 def leave(address: str, deadline_s: float = DEADLINE_S) -> Answer:
-    """Have the node at `address` leave, as if by Ctrl+C. Raises: as `ask`."""
+    """Have the node at `address` leave, as if by Ctrl+C. Raises: PeerUnreachable if it does not answer in time."""
     return _command(address, lambda me, node: LeaveCommand(asker=me), deadline_s)
 
 
 def go_on(address: str, deadline_s: float = DEADLINE_S) -> Answer:
-    """Tell the node at `address`, which waits, that the members it cannot reach are dead. Raises: as `ask`."""
+    """Tell the node at `address`, which waits, that the members it cannot reach are dead. Raises: as `leave`."""
     return _command(address, lambda me, node: GoOnCommand(asker=me), deadline_s)
 
 
 def relayout(address: str, layout: str, deadline_s: float = RELAYOUT_DEADLINE_S) -> Answer:
     """Have the cluster train in other pipelines ("2+2"), or in the fastest ("auto").
 
-    Returns: once they run, and from which step; or why they cannot. Raises: as `ask`.
+    Returns: once they run, and from which step; or why they cannot. Raises: as `leave`.
     """
     return _command(address, lambda me, node: RelayoutCommand(asker=me, layout=layout), deadline_s)
 
@@ -165,7 +165,7 @@ def relayout(address: str, layout: str, deadline_s: float = RELAYOUT_DEADLINE_S)
 def change_link(address: str, other: str, connect: bool, deadline_s: float = LINK_DEADLINE_S) -> Answer:
     """Open or close the link between the node at `address` and `other` (an id or address).
 
-    Returns: once it is so, or why it cannot be. Raises: as `ask`.
+    Returns: once it is so, or why it cannot be. Raises: PeerUnreachable if no scheduler answers in time.
     """
     kind = ConnectLinkRequest if connect else DisconnectLinkRequest
     peer = completed_peer(other, identity())
@@ -182,7 +182,7 @@ def command_key(
 ) -> Answer:
     """Have the node at `address`, and through it all others, allow, revoke or invite a key.
 
-    Raises, `keys`: as `ask`.
+    `keys`: as of `status`. Raises: as `leave`.
     """
     return _command(
         address,
