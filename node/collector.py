@@ -1,8 +1,8 @@
 """Python's garbage collector, while many objects are made that are to stay.
 
-It begins whenever some hundred more have been made than have gone, and looks at them, now and then at all there
-are. A state of 5,000 small parameters is 100,000 objects and more, and none of them is garbage: it would look at
-them in vain, several times in one join, for a quarter of the time that this takes.
+It runs whenever some hundred more objects have been made than have gone, and looks at those, now and then at all. A
+state of 5,000 small parameters is 100,000 objects and more, and none of them is garbage: it would look at them in
+vain, several times in one join, which would take a quarter of the join's time.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ most senior may be elected so, and die, and the other half after it. A quorum th
 meet any: the majority that a person says is dead may have had schedulers of any of the next terms. So terms leap
 where one is elected by that word. A scheduler that goes on by it keeps its term, and its views leap
 (scheduler/flushes.py); terms of those that are elected after it leap by as much.
-The most senior node stands first, so that candidates rarely duel; back-off is random when they do. What these times
-are follows the round trips of links: votes that take longer than a round would never elect anybody.
+
+The most senior node stands first, so that candidates rarely duel; back-off is random when they do. These times grow
+with the round trips of links: votes that take longer than a round would never elect anybody.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ is dead, and `DEAD_LINK_S` is enough.
 When a neighbour reports a node's link lost, the others probe it at once (as SWIM's indirect probes) and
 give it `PROBE_PATIENCE_S` instead of the whole of their own patience.
 
-Of two members each is all that the other has to go on with, and their patience with each other is longer, and nothing
-shortens it: for so long the death of a peer that had fallen silent still proves something (deaths.py).
+If there are only two members, their patience with each other is longer, and nothing shortens it: until it is over,
+the death of the other can be proved even if it had fallen silent before (deaths.py).
 """
 
 from __future__ import annotations

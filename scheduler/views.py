@@ -1,7 +1,7 @@
 """Pure steps from one view to the next. A change is applied to the view that is active at its turn.
 
-All members take part in the step whose vote leads to the next view, so in that each of them has a vote. Only who
-comes in with a view has none in it; and what a flush installs gives nobody one.
+All members take part in the step whose vote leads to the next view, so in that view each of them has a vote. Only
+nodes that come in with a view have no vote in it; and a view that a flush installs gives nobody a vote.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Its rounds are steps of the cluster without gradients. Who evaluates says so with its contribution (`evaluates`), and
 is dealt batches from the next round on; what it has evaluated, and the numbers that its script has averaged, ride on
-the next contribution. Samples of a node that dies or leaves were never counted, and are dealt again. Whoever has
-another thing to do, as who has just joined, takes part without samples until the evaluation is over.
+the next contribution. Samples that a node had in hand when it died or left were never counted, and are dealt again. A
+node with something else to do, such as one that has just joined, takes part without samples until the evaluation is
+over.
 """
 
 from __future__ import annotations

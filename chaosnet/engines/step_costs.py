@@ -3,10 +3,10 @@
     bytes     of what each layer gives to the next, for one micro-batch
     links     what each carries (protocols/readings.py), and how long its heartbeats take; told when it is news
     step      the sums' adoption and the optimizer's step: of all members the mean
-    rest      what a step took longer than all of these say, from the end of one to the end of the next
+    rest      the time of a step, from the end of the one before, beyond all of these
 
 Bytes and links choose the pipelines, so they change only by more than noise would. Step and rest are the same for
-all pipelines: they are in what is predicted, and not in the choice. They are the middle of the last steps.
+all pipelines: they are in what is predicted, and not in the choice. They are medians of the last steps.
 """
 
 from __future__ import annotations
