@@ -23,7 +23,7 @@ NODES = 2, 7  # At first; as many and four more may join.
 PAUSES_S = (0.1, 0.8, 4.0)
 SLEEPS_S = (5.0, 5.0, 10.0, 10.0, 20.0, 30.0)
 WAITED_S = 30.0
-PATIENCE_S = 65.0  # A joiner that is left alone asks for 24 s and knocks for 20 s, perhaps twice.
+PATIENCE_S = 65.0  # A joiner that is left alone asks for 27 s and knocks for 20 s, perhaps twice.
 FAULTS = (
     "join", "leave", "crash", "cut", "heal", "pause", "restart", "nothing", "link", "partition", "one-way", "flap",
     "sleep", "reset",
