@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +18,7 @@ class StepOutcome:
 
     Attributes:
         results: The means by chunk, only to be read; [] if nobody had samples; None: this node's own, in place.
+        late: What computes the results, until that is done: for the thread that trains, before its next step.
         view: The view of the next step.
     """
 
@@ -26,6 +28,12 @@ class StepOutcome:
     results: list[torch.Tensor] | None
     view: View
     snapshot: TakeSnapshot | None = None  # To be taken once this step has been applied.
+    late: Callable[[], list[torch.Tensor]] | None = None
+
+    def settle(self) -> None:
+        """Compute the results, if that was left to the thread that trains."""
+        if self.late is not None:
+            self.results, self.late = self.late(), None
 
     @property
     def nbytes(self) -> int:

@@ -221,9 +221,10 @@ class Performer:
 
     def _step_completed(self, effect: fx.StepCompleted) -> None:
         """Tell the training thread that a step is complete. At a joiner, that waits there until it has the state."""
-        results = self.all_reduce.completed(effect.step, effect.kept)
+        found = self.all_reduce.completed(effect.step, effect.kept)
+        results, late = (None, found) if callable(found) else (found, None)
         self.steps.completed(effect.step, effect.commit.total, clock.now_s(), time.time())
-        outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, effect.view)
+        outcome = StepOutcome(effect.step, effect.commit, effect.deal, results, effect.view, late=late)
         if not self.member:
             self.backlog_bytes += outcome.nbytes
             if self.backlog_bytes > self.backlog_limit:

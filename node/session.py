@@ -441,6 +441,7 @@ class Session:
 
         Raises: ReplicasDiffer or LayersLost, after those who are about to join have been told.
         """
+        outcome.settle()
         try:
             try:
                 self.engine.adopt(outcome)

@@ -13,7 +13,9 @@ may bundle chunks otherwise, so results and encoding losses are kept by chunk.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -36,6 +38,7 @@ FIRST_LEAF = 1 << 15  # In the tree of additions; it has as many leaves, more th
 
 AllReduceEffect = Accumulate | AdoptChunks | FinishChunks | ResetAttempt | SendDown | SendUp
 SendBulk = Callable[..., bool]
+Results = list[torch.Tensor] | None | Callable[[], list[torch.Tensor]]
 
 
 class ChunkStore(Protocol):
@@ -132,6 +135,7 @@ class AllReduce:
         self.counters: Counter[str] = Counter() if counters is None else counters
         # By step and chunk: the mean (or maximum) of its bundle.
         self.results: dict[int, dict[int, Result | InPlace]] = {}
+        self._computing = threading.Lock()  # One bundle's result, which the training thread may do, too.
         self.done = range(0)  # The last steps that are complete, and whose results are kept.
 
     def check(self, message: Up | Down, payload: zmq.Frame | Payload | None) -> None:
@@ -181,50 +185,58 @@ class AllReduce:
                 if not but_sums:
                     self.results = {step: each for step, each in self.results.items() if step in self.done}
 
-    def completed(self, step: int, kept: int = 1) -> list[torch.Tensor] | None:
+    def completed(self, step: int, kept: int = 1) -> Results:
         """End a step: from now on the results of the last `kept` steps are kept, this one among them.
 
         Returns: its results by chunk, each 1-D; [] if nobody had samples; None if they are this node's own
-            contribution, left in place, and nobody else will ask for them.
+            contribution, left in place, and nobody else will ask for them. A function if they are to be computed from
+            what was left in place, for the thread that trains to call before its next step: with large models that
+            takes seconds, in which no heartbeat would leave here.
         """
         self.parts.clear()
         results = self.results.setdefault(step, {})
-        stays = kept == 1 and bool(results) and all(isinstance(each, InPlace) for each in results.values())
+        in_place = [isinstance(each, InPlace) for each in results.values()]
         if self.losing and not self._is_refused(step):
             self.lost |= self.losing
         self.losing.clear()
         self.done = range(step + 1 - kept, step + 1)
         self.results = {each: found for each, found in self.results.items() if each in self.done}
-        return None if stays else self.results_of(step)
+        if kept == 1 and in_place and all(in_place):
+            return None
+        by_chunk = functools.partial(self._by_chunk, results)
+        return by_chunk if any(in_place) else by_chunk()
 
     def results_of(self, step: int) -> list[torch.Tensor]:
         """A step's results by chunk, each 1-D: empty for a chunk that this node does not keep; [] if it has none."""
+        return self._by_chunk(self.results.get(step, {}))
+
+    def _by_chunk(self, left: dict[int, Result | InPlace]) -> list[torch.Tensor]:
         found = [torch.empty(0, device="cpu")] * len(self.lanes)
-        results = self._whole(step)
+        results = self._whole(left)
         for result in _distinct(results):
             parts = torch.from_numpy(result.values).split(self._sizes(result.chunks))
             found[result.chunks.start : result.chunks.stop] = parts
         return found if results else []
 
-    def _whole(self, step: int, chunks: range | None = None) -> dict[int, Result]:
-        """A step's results by chunk, after computing those of `chunks` (default: all) that were left in place."""
-        results = self.results.get(step, {})
+    def _whole(self, results: dict[int, Result | InPlace], chunks: range | None = None) -> dict[int, Result]:
+        """A step's results, after computing those of `chunks` (default: all) that were left in place."""
         for chunk in [*results] if chunks is None else chunks:
-            result = results.get(chunk)
-            if isinstance(result, InPlace):
-                results.update(dict.fromkeys(result.chunks, self._mean_of_own(result)))
+            with self._computing:
+                result = results.get(chunk)
+                if isinstance(result, InPlace):
+                    results.update(dict.fromkeys(result.chunks, self._mean_of_own(result)))
         return cast(dict[int, Result], results)
 
     def _mean_of_own(self, left: InPlace) -> Result:
         own = self._own(left.chunks)
-        data = self._encoded(
-            left.chunks, own * own.dtype.type(self._scale(left.chunks, left.weight)), left.weight
-        )
+        with np.errstate(all="ignore"):
+            mean = own * own.dtype.type(self._scale(left.chunks, left.weight))
+        data = self._encoded(left.chunks, mean, left.weight)
         return Result(left.chunks, data, self._decode(left.chunks, data))
 
     def _is_refused(self, step: int) -> bool:
         """Is a gradient not finite in these results, so that all members refuse them (docs/guard.md)?"""
-        judged = [each for each in _distinct(self._whole(step)) if self._is_judged(each.chunks)]
+        judged = [each for each in _distinct(self._whole(self.results[step])) if self._is_judged(each.chunks)]
         return not all(_is_finite(each.values) for each in judged)
 
     def _is_judged(self, chunks: range) -> bool:
@@ -347,7 +359,7 @@ class AllReduce:
 
     def _kept(self, step: int, chunks: range) -> Buffer:
         """The result of these chunks as bytes of the wire; it may have come in other bundles."""
-        results = self._whole(step, chunks)
+        results = self._whole(self.results.get(step, {}), chunks)
         if results[chunks.start].chunks == chunks:
             return results[chunks.start].data
         return b"".join(
