@@ -106,7 +106,9 @@ def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(tmp_path: Path) -> 
     gone = tmp_path / "gone"
     gone.mkdir()
     words = 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-m", "chaosnet", "run", "-m", "train"
-    done = subprocess.run(["sh", "-c", *words], cwd=gone, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", *words], cwd=gone, capture_output=True, text=True, check=False, timeout=60
+    )
     expected = f"error: -m: the folder where you are, {gone}, is gone (expected one to find 'train' from)\n"
     assert (done.stderr, done.returncode) == (expected, 2)
 
