@@ -80,7 +80,8 @@ class Sockets:
     def start(self) -> None:
         """Serve on the running loop."""
         self._loop = asyncio.get_running_loop()
-        if not garbage.gc.is_alive():  # Else with the first large payload, when there may be no room for a thread.
+        # Else it starts with the first large payload, when there may be no room for a thread.
+        if not garbage.gc.is_alive():
             garbage.gc.start()
 
     def listen(self, here: Endpoint) -> Endpoint:
