@@ -49,7 +49,10 @@ def held_off(at_most_s: float = AT_MOST_S) -> Iterator[None]:
     _switch.hold(holder)
     timer = threading.Timer(at_most_s, _switch.let_go, (holder,))
     timer.daemon = True
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError:  # There are as many threads as may be, and nothing would end it in time.
+        _switch.let_go(holder)
     try:
         yield
     finally:

@@ -44,7 +44,8 @@ class LinkTests:
 
     def serve_iperf3(self, peer: str) -> None:
         """Ends in Iperf3Serving."""
-        _in_thread(lambda: iperf3_probe.serve(lambda port: self._post(Iperf3Serving(peer, port))))
+        if _in_thread(lambda: iperf3_probe.serve(lambda port: self._post(Iperf3Serving(peer, port)))):
+            self._post(Iperf3Serving(peer, 0))
 
     def run_iperf3(self, peer: str, address: str) -> None:
         """Ends in Iperf3Done."""
@@ -53,7 +54,8 @@ class LinkTests:
             found = iperf3_probe.run(address)
             self._post(Iperf3Done(peer, found.in_bps, found.out_bps, found.error))
 
-        _in_thread(run)
+        if why := _in_thread(run):
+            self._post(Iperf3Done(peer, 0.0, 0.0, why))
 
     def look(self, address: str, reason: str) -> None:
         """Nobody could be reached at `address`: find out whether its machine refuses. Ends in NotReached."""
@@ -65,6 +67,10 @@ class LinkTests:
         self._at_once(NotReached(address, reason, refused))  # What it proves, it proves for a moment only.
 
 
-def _in_thread(work: Callable[[], None]) -> None:
-    """Run `work` in a thread, as it waits for a process."""
-    threading.Thread(target=work, name="chaosnet-iperf3", daemon=True).start()
+def _in_thread(work: Callable[[], None]) -> str:
+    """Run `work` in a thread, as it waits for a process. Returns: why it does not run; "" if it does."""
+    try:
+        threading.Thread(target=work, name="chaosnet-iperf3", daemon=True).start()
+    except RuntimeError as error:  # There are as many threads as may be.
+        return str(error)
+    return ""

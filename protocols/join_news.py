@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .asking import JoinState, Otherwise
+from .asking import ASK_EVERY_S, MAX_UNANSWERED, Asking, JoinState, Otherwise
 from .effects import Effect, Progress
 from .scale_out import Joiner
 
@@ -78,8 +78,7 @@ class JoinNews:
             return "goes on trying"
         if asking.otherwise is Otherwise.FOUND and (earlier := asking.waits_for(now_s)):
             return f"waits for {earlier} to found the cluster"
-        left_s = max((asking.give_up_at_s or now_s) - now_s, 0.0)
-        return f"{'founds a cluster' if asking.may_found else 'gives up'} in {left_s:.0f} s"
+        return f"{'founds a cluster' if asking.may_found else 'gives up'} in {left_s(asking, now_s):.0f} s"
 
     def _pulling(self, now_s: float) -> str:
         pull = self.joiner.replication
@@ -102,6 +101,15 @@ class JoinNews:
             f"pulls the state: {pull.stored_bytes / 1e6:,.0f} of {pull.total_bytes / 1e6:,.0f} MB, "
             f"{rate / 1e6:.1f} MB/s from {', '.join(pull.sources)}{left}{again}"
         )
+
+
+def left_s(asking: Asking, now_s: float) -> float:
+    """So long the joiner goes on, if nothing else comes, until it gives up or founds."""
+    left = (now_s if asking.give_up_at_s is None else asking.give_up_at_s) - now_s
+    if asking.standing.state is JoinState.ASKED and not asking.may_found:  # Somebody is there: it asks on.
+        rest_s = (MAX_UNANSWERED - asking.unanswered) * ASK_EVERY_S
+        left = max(left, asking.ask_again_at_s - now_s + rest_s)
+    return max(left, 0.0)
 
 
 def _because(reason: str) -> str:

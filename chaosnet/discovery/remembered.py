@@ -80,7 +80,11 @@ class Remembered:
         if self._file is None or not ways or ways == self._kept:
             return
         self._kept = ways
-        threading.Thread(target=self._write, args=(ways,), name="chaosnet-members", daemon=True).start()
+        try:
+            threading.Thread(target=self._write, args=(ways,), name="chaosnet-members", daemon=True).start()
+        except RuntimeError as error:  # There are as many as may be.
+            self._kept = ()
+            self._tell(str(error))
 
     def forget(self) -> None:
         """The cluster has ended."""
@@ -91,7 +95,7 @@ class Remembered:
             try:
                 self._file.unlink(missing_ok=True)
             except OSError as error:
-                self._tell(error)
+                self._tell(error.strerror)
 
     def _write(self, ways: tuple[str, ...]) -> None:
         assert self._file is not None
@@ -106,9 +110,9 @@ class Remembered:
                 self._failed = False
             except OSError as error:
                 self._kept = ()
-                self._tell(error)
+                self._tell(error.strerror)
 
-    def _tell(self, error: OSError) -> None:
+    def _tell(self, why: str | None) -> None:
         if not self._failed:
             self._failed = True
-            self._say(f"cannot remember the members in {self._file}: {error.strerror}")
+            self._say(f"cannot remember the members in {self._file}: {why}")

@@ -36,7 +36,13 @@ def run_script(script: Path, args: tuple[str, ...]) -> None:
 
 def run_module(name: str, args: tuple[str, ...]) -> None:
     """As `run_script`, for a module or the `__main__` of a package. Raises: also ConfigError if there is none."""
-    _look_first_in(os.getcwd())
+    try:
+        _look_first_in(os.getcwd())
+    except FileNotFoundError:
+        here = os.environ.get("PWD", ".")
+        raise ConfigError(
+            f"-m: the folder where you are, {here}, is gone (expected one to find {name!r} from)"
+        ) from None
     found = _found_module(name)
     loader = found.loader
     assert loader is not None and found.origin is not None

@@ -111,7 +111,7 @@ class PeerName(Expecting):
     expected = "HOST:PORT or a node's name, as `chaosnet status` shows them"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        if not 0 < len(str(value)) <= 255 or "," in str(value):
+        if not 0 < len(str(value)) <= 255 or "," in str(value) or not _is_text(str(value)):
             self.refuse(value, "is neither", param, ctx)
         return str(value)
 
@@ -161,12 +161,22 @@ class PublicKey(Expecting):
 
 class Name(Expecting):
     name = "NAME"
-    expected = "1 to 64 characters without a comma, not '*'"
+    expected = "1 to 64 characters without a comma, not '*', in UTF-8"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        if not 0 < len(str(value)) <= 64 or "," in str(value) or value == "*":
+        name = str(value)
+        if not 0 < len(name) <= 64 or "," in name or name == "*" or not _is_text(name):
             self.refuse(value, "is no name", param, ctx)
-        return str(value)
+        return name
+
+
+def _is_text(value: str) -> bool:
+    """Can it be sent and written? Not what Python keeps of bytes that are no text by the locale."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class ClusterName(Expecting):

@@ -310,15 +310,29 @@ class Checkpointing:
     def _shard(self, mark: Mark) -> int:
         return mark.members.index(self.node) if mark.shards > 1 else 0
 
-    def begin(self, capture: Capture, mark: Mark, part: Part) -> None:
-        """Write `part` of `capture` once somebody has run it, and the next step has shown that all have this one."""
+    def begin(self, capture: Capture, mark: Mark, part: Part) -> bool:
+        """Write `part` of `capture` once somebody has run it, and the next step has shown that all have this one.
+
+        Returns: False if this process has as many threads as it may; that is told.
+        """
         self.busy, self._all_have_it, self._failed = True, threading.Event(), None
         self.counters[WRITING] = 1
         arguments = capture, mark, part
-        self._thread = threading.Thread(
-            target=self._write, args=arguments, name="chaosnet-checkpoint", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._write, args=arguments, name="chaosnet-checkpoint", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.busy, self.counters[WRITING] = False, 0
+            self._not_written(mark, error)
+            return False
+        self._thread = thread
+        return True
+
+    def not_begun(self, mark: Mark, number: int = 0) -> None:
+        """This node does not write its part, for a reason that it has told. `number`: that of the system's error."""
+        self.counters["checkpoints_failed"] += 1
+        if mark.shards > 1:  # Others would look for the reason at themselves.
+            self._failed = mark, number
 
     def next_step_done(self) -> None:
         """A step is complete: all have the state before it, as nobody contributes without it."""
@@ -370,16 +384,17 @@ class Checkpointing:
                 self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}")
             self._prune(self.settings.kept)
         except (CheckpointError, StateChanged, *NO_MEMORY) as error:
-            self.counters["checkpoints_failed"] += 1
-            if mark.shards > 1:  # Others would look for the reason at themselves.
-                self._failed = mark, getattr(error.__cause__, "errno", None) or 0
-            following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
-            self.say(
-                f"no checkpoint at step {mark.step}: {error}; "
-                + ("it was to be the last one" if self._is_final else following)
-            )
+            self._not_written(mark, error)
         finally:
             self.busy, self.counters[WRITING] = False, 0
+
+    def _not_written(self, mark: Mark, error: Exception) -> None:
+        self.not_begun(mark, getattr(error.__cause__, "errno", None) or 0)
+        following = f"training goes on, the next try is at step {mark.step + self.settings.every}"
+        self.say(
+            f"no checkpoint at step {mark.step}: {error}; "
+            + ("it was to be the last one" if self._is_final else following)
+        )
 
     def _write_making_room(self, snapshot: Snapshot, mark: Mark, part: Part) -> int:
         """Write this node's part. On a full disk older checkpoints go first, never the newest complete one.

@@ -64,17 +64,29 @@ class StateCopies:
             self._say(f"the state cannot be copied for {'a joiner' if joiner else 'a checkpoint'}: {error}")
             if joiner is not None:
                 self._session.serve_snapshot(joiner.step, None)
+            if checkpointing is not None and mark is not None:
+                checkpointing.not_begun(mark)
+            return
+        begun = (
+            checkpointing is None or mark is None or part is None or checkpointing.begin(capture, mark, part)
+        )
+        if not begun and joiner is None:
             return
         self._capture, self._for_joiner = capture, joiner is not None
-        if checkpointing is not None and mark is not None and part is not None:
-            checkpointing.begin(capture, mark, part)
         if joiner is not None and joiner.blocking:
             self._run(capture, joiner)
             self._capture = None
             self._await_end(joiner.step)
         else:
+            self._begin(capture, joiner)
+
+    def _begin(self, capture: Capture, joiner: TakeSnapshot | None) -> None:
+        """Have a thread run it beside the next forward; at once where there are as many threads as may be."""
+        try:
             arguments = (capture, joiner)
             threading.Thread(target=self._run, args=arguments, name="chaosnet-snapshot", daemon=True).start()
+        except RuntimeError:
+            self._run(capture, joiner)
 
     def _run(self, capture: Capture, joiner: TakeSnapshot | None) -> None:
         capture.run()

@@ -22,7 +22,8 @@ class Missing:
         self.wake_at_s: float | None = None
         self.lost_at_s: dict[str, float] = {}  # By member that is out of reach, or was a moment ago.
         self._found_at_s: dict[str, float] = {}  # Those of them that are in reach again.
-        self.declared: dict[str, Member] = {}  # Dead by a person's word, and in no view since.
+        # Dead by a person's word, or lost by a node that went on alone, and in no view since.
+        self.declared: dict[str, Member] = {}
         self.doubted: Set[str] = frozenset()  # Who was out of reach when we dialled last.
 
     def overlay_changed(self, now_s: float) -> list[Effect]:
@@ -78,8 +79,16 @@ class Missing:
         """A person says that `member` is dead. It is dialled all the same: if it lives, one of us two must rejoin."""
         self.declared[member.id] = member
 
-    def entered(self, view: View) -> None:
-        """Forget those declared dead whose name another process has in this view."""
+    def entered(self, before: View | None, view: View) -> None:
+        """Forget those declared dead whose name another process has in this view.
+
+        Who goes on alone dials those that it has lost, unless it knows that they have died or left: they may wait,
+        and dial it in vain where it had been, as its address is another by now.
+        """
+        if before is not None and view.node_set == {self.node.me}:
+            for member in before.members:
+                if member.id not in self.node.overlay.crashed | {self.node.me}:
+                    self.declare(member)
         declared = self.declared.items()
         self.declared = {name: each for name, each in declared if view.find(name) in (None, each)}
 

@@ -184,7 +184,7 @@ class Views:
         if node.opener.view is not None and node.opener.view.key <= view.key:
             node.opener.done()
         node.overlay.enter(view)
-        self.missing.entered(view)
+        self.missing.entered(before, view)
         others = [voter for voter in view.voter_ids if voter != node.me]
         node.liveness.pairs_with(others[0] if len(view.voter_ids) == 2 and len(others) == 1 else "")
         node.relay.takes(view.scheduler, view.to_scheduler(node.me))

@@ -58,7 +58,7 @@ class Acceptor:
         try:
             bound = self._sockets.listen(Endpoint.parse(listen))
         except zmq.ZMQError as error:
-            raise CannotListen(f"cannot listen on {listen!r}: {error}") from None
+            raise CannotListen(f"cannot listen on {listen!r}: {zmq.strerror(error.errno or 0)}") from None
         self._turns.later(SWEEP_S, self._sweep)
         return str(bound.of(keys.public if keys else ""))
 

@@ -68,6 +68,9 @@ class Dialer:
             found = await asyncio.get_running_loop().getaddrinfo(
                 there.host, there.port, type=socket.SOCK_STREAM
             )
+        except RuntimeError as error:  # It takes a thread, and there are as many as may be.
+            self.failed(link, f"its name does not resolve ({error})")
+            return
         except (OSError, ValueError) as error:  # ValueError: of a name that cannot be one.
             why = (error.strerror or error) if isinstance(error, OSError) else "no host can be called so"
             self.failed(link, f"its name does not resolve ({why})")

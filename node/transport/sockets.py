@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import zmq
+from zmq.utils import garbage
 
 from .. import forked
 from ..endpoint import Endpoint
@@ -79,6 +80,9 @@ class Sockets:
     def start(self) -> None:
         """Serve on the running loop."""
         self._loop = asyncio.get_running_loop()
+        # Else it starts with the first large payload, when there may be no room for a thread.
+        if not garbage.gc.is_alive():
+            garbage.gc.start()
 
     def listen(self, here: Endpoint) -> Endpoint:
         """Bind a ROUTER, which asks by ZAP whom to let in if there are keys.
@@ -183,8 +187,9 @@ class Sockets:
         # Now and then libzmq (4.3.5) never ends `term` if a peer hangs up at this very moment (1 in 2,000
         # here, with or without linger and monitors). Such a context is left to the end of the process.
         term = threading.Thread(target=self.context.term, name="chaosnet-zmq-term", daemon=True)
-        term.start()
-        term.join(at_most_s)
+        with contextlib.suppress(RuntimeError):  # There are as many threads as may be: it is left, too.
+            term.start()
+            term.join(at_most_s)
 
 
 def _monitored(port: Port) -> Iterator[tuple[int, int]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from ...protocols.errors import ConfigError
 from .curve import MALFORMED, why_refused
 from .descriptors import borrowed, opened_by
 
@@ -25,6 +26,7 @@ FAILURES_PER_S = 10.0  # Of one host, in the long run; beyond, its connections a
 FAILURE_BURST = 100.0  # Failures that one host may have at once.
 MAX_HOSTS = 1024  # Hosts whose failures are remembered.
 TOO_OFTEN = "too often"
+LEAST_DESCRIPTORS = 64  # A script that has loaded torch, and a node with two or three links, have 30 to 50.
 
 
 @dataclass(eq=False, slots=True)
@@ -211,12 +213,19 @@ def hang_up(connection: Accepted) -> None:
 
 
 def allow_many_descriptors() -> None:
-    """Raise this process' limit to the most allowed: at the limit, libzmq accepts nobody and retries all the time."""
+    """Raise this process' limit to the most allowed: at the limit, libzmq accepts nobody and retries all the time.
+
+    Raises: ConfigError if the most is too little: libzmq ends the process where it cannot open what it needs.
+    """
     try:
         import resource
     except ImportError:  # Not a Unix.
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < LEAST_DESCRIPTORS:
+        raise ConfigError(
+            f"this process may open only {hard} files (expected {LEAST_DESCRIPTORS} or more, as by `ulimit -n`)"
+        )
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that it does not tell.
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -102,6 +102,17 @@ def test_a_package_runs_its_main_module(package: Path) -> None:
     assert (done.stdout, done.returncode) == ("['7'] __main__ lab.models\n", 0)
 
 
+def test_a_module_is_not_looked_for_in_a_folder_that_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-m", "chaosnet", "run", "-m", "train"
+    done = subprocess.run(
+        ["sh", "-c", *words], cwd=gone, capture_output=True, text=True, check=False, timeout=60
+    )
+    expected = f"error: -m: the folder where you are, {gone}, is gone (expected one to find 'train' from)\n"
+    assert (done.stderr, done.returncode) == (expected, 2)
+
+
 def test_an_error_of_a_module_is_shown_without_frames_of_ours(package: Path) -> None:
     done = run_module(package, "lab.models.fails")
     assert done.returncode == 1

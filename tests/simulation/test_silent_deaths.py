@@ -4,6 +4,7 @@ import pytest
 from scripted import Scripted
 
 from chaosnet.node.agent.node import Phase
+from chaosnet.protocols.events import DialFailed
 from chaosnet.protocols.liveness import PAIR_PATIENCE_S, PAIR_PROOF_S, PING_EVERY_S
 from chaosnet.simulator.pairs import DEATHS, play
 
@@ -214,3 +215,28 @@ def test_who_was_back_for_a_while_is_lost_anew(pair):
     for now_s in (20.0, 22.0):
         missing._note(view, now_s)
     assert not missing.lost_at_s and not missing._found_at_s
+
+
+class Moving(Scripted):
+    """Nobody finds n1 any more where it had been."""
+
+    moved = False
+
+    def _dial(self, node, address):
+        if self.moved and address.startswith("n1:"):
+            self.later(0.1, lambda: self._event(node, DialFailed(address, "timed out")))
+        else:
+            super()._dial(node, address)
+
+
+def test_a_senior_that_has_gone_on_alone_finds_the_junior_that_dials_its_old_address():
+    """Its machine got another address by DHCP: the junior waited for a person, beside a cluster that went on."""
+    cluster = Moving().grow("n1", "n2")
+    cluster.cut("n1", "n2")
+    cluster.moved = True
+    cluster.settle(4.0)
+    assert cluster.members("n1") == ("n1",) and cluster.agent("n2").parked
+    cluster.heal("n1", "n2")
+    cluster.settle(20.0)
+    assert cluster.members("n1") == ("n1", "n2")
+    assert goes_on(cluster, "n2")

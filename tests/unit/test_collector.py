@@ -1,6 +1,7 @@
 """The garbage collector, held off."""
 
 import gc
+import threading
 import time
 
 import pytest
@@ -34,6 +35,18 @@ def test_whose_script_has_turned_it_off_finds_it_so():
     with held_off():
         pass
     assert not gc.isenabled()
+
+
+def test_where_no_thread_can_be_started_it_is_not_held_off(monkeypatch):
+    """A limit of processes and threads: the block failed, and the collector stayed off for good."""
+
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with held_off():
+        assert gc.isenabled()
+    assert gc.isenabled()
 
 
 @pytest.mark.realtime

@@ -17,7 +17,7 @@ from chaosnet.protocols.asking import (
 )
 from chaosnet.protocols.effects import JoinFailed, Parked, Progress
 from chaosnet.protocols.events import DialFailed, ManifestKnown, ReadingsTaken, Received, StateRejected, Tick
-from chaosnet.protocols.join_news import JoinNews
+from chaosnet.protocols.join_news import JoinNews, left_s
 from chaosnet.protocols.messages import Answer, NoSnapshot, ReplicationPlan
 
 
@@ -95,6 +95,21 @@ def test_a_cluster_that_waits_tells_who_asks():
     assert told == Progress("the cluster answers: a: the cluster waits: only 1 of 2 members can be reached")
     assert bench.handle(waits) == []
     assert bench.joiner.asking.cluster_said
+
+
+def test_who_is_told_that_the_cluster_waits_says_how_long_it_asks_on():
+    """It said "gives up in 0 s" for a quarter of a minute."""
+    bench = Bench(patience_s=10.0)
+    bench.handle(Tick())
+    bench.open("a")
+    asking, told, gave_up_s = bench.joiner.asking, {}, None
+    while gave_up_s is None and bench.now_s < 60.0:
+        bench.handle(Received("a", Answer(ok=False, text="it waits")))
+        told[bench.now_s] = bench.now_s + left_s(asking, bench.now_s)
+        if any(isinstance(each, JoinFailed) for each in bench.after(0.5)):
+            gave_up_s = bench.now_s
+    assert gave_up_s == 27.0
+    assert set(told.values()) == {gave_up_s}
 
 
 NO_COPY = Received("a", NoSnapshot(step=7))

@@ -58,3 +58,20 @@ def test_a_disk_that_is_full_again_and_again_keeps_one_file_that_is_half_written
         assert len(list(home.iterdir())) == 1
     enter(remembered, view_with("n5"))
     assert len(list(home.iterdir())) == 1 and recall(LISTEN) == ("n5:7000",)
+
+
+def test_where_no_thread_can_be_started_that_is_told_and_tried_again(home, monkeypatch):
+    """A limit of processes and threads (pids.max, ulimit -u) ended the node as soon as its cluster changed."""
+    said = []
+    remembered = Remembered("me", LISTEN, said.append)
+
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", no_thread)
+        for name in ("n1", "n2"):
+            remembered.entered(view_with(name))
+    assert len(said) == 1 and said[0].endswith(": can't start new thread") and recall(LISTEN) == ()
+    enter(remembered, view_with("n2"))
+    assert recall(LISTEN) == ("n2:7000",)

@@ -221,6 +221,16 @@ def test_an_environment_that_cannot_be_is_refused_by_the_name_of_the_variable(mo
         checkpoint_settings()
 
 
+@pytest.mark.parametrize(("option", "field"), [("NAME", "name"), ("LINKS", "links")])
+def test_a_name_that_is_no_text_by_the_locale_is_refused(monkeypatch, option, field):
+    """Python keeps its bytes as surrogates: no checkpoint with it could be written, no message with it be sent."""
+    monkeypatch.setenv(f"CHAOSNET_{option}", "J\udcfcrgen")
+    with pytest.raises(ConfigError, match=rf"CHAOSNET_{option}: 'J.*rgen' is n"):
+        node_settings()
+    monkeypatch.setenv(f"CHAOSNET_{option}", "Jürgen")
+    assert "Jürgen" in getattr(node_settings(Cluster(insecure=True)), field)
+
+
 def test_an_address_that_cannot_be_is_named(monkeypatch):
     monkeypatch.setenv("CHAOSNET_PEERS_AT", "n2=,n1=10.0.0.2")
     with pytest.raises(

@@ -14,7 +14,9 @@ from chaosnet.node.transport.strangers import (
     Accepted,
     Door,
     Strangers,
+    allow_many_descriptors,
 )
+from chaosnet.protocols.errors import ConfigError
 
 
 def from_host(host: str, fd: int = 0, since_s: float = 0.0) -> Accepted:
@@ -114,3 +116,13 @@ def test_nobody_hangs_up_on_a_descriptor_that_is_another_connection_by_now(door,
     assert not ended
     door.hang_up(door.by_fd[5])
     assert len(ended) == 1
+
+
+def test_a_process_that_may_open_few_files_is_told_so_before_libzmq_ends_it(monkeypatch):
+    """`Too many open files (src/ip_resolver.cpp:542)`, and SIGABRT; with a few more, when a neighbour dialled."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (40, 40))
+    with pytest.raises(ConfigError, match=r"this process may open only 40 files \(expected 64 or more"):
+        allow_many_descriptors()
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY,) * 2)
+    allow_many_descriptors()
