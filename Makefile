@@ -96,7 +96,7 @@ testbed-slurm: $(VENV)/installed
 	for each in slurm-wlm munge; do dpkg -s $$each >/dev/null 2>&1 || apt-get install -y --no-install-recommends $$each || exit; done
 	$(BIN)/python -m pytest -rs tests/testbed/test_job_under_slurm.py
 
-# Every command of the pages, typed as it stands, on namespaces with the pages' addresses (root, Linux). Five minutes.
+# Every command of the pages, typed as it stands, on namespaces with the pages' addresses (root, Linux). Eight minutes.
 pages-test: $(VENV)/installed
 	$(BIN)/python -m pytest -rs tests/testbed/type_pages.py tests/integration/test_pages.py
 
