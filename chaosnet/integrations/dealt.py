@@ -127,7 +127,7 @@ class ToldSchedule:
         self.scheduler = scheduler
 
     def __getattr__(self, name: str) -> Any:
-        if name == "scheduler" or name.startswith("__"):  # It is being copied, or read from a pickle.
+        if name == "scheduler" or name.startswith("__"):  # Of a copy that has no attributes yet.
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.scheduler, name)
 

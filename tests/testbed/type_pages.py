@@ -89,12 +89,16 @@ class Typist:
         elsewhere = tuple(ELSEWHERE.get(page, ()))
         self.page, self.left = page, [each for each in commands(page) if not each.startswith(elsewhere)]
 
-    def types(self, begins: str, at: str = "w1", goes_on: bool = False) -> str:
-        """The first of the page's commands that begins so. Returns: what it shows, if it ends."""
-        (found, *_) = [each for each in self.left if each.startswith(begins)] or [""]
+    def _next(self, begins: str) -> str:
+        """The first of the page's commands that begins so, and has not been typed yet."""
+        found = next((each for each in self.left if each.startswith(begins)), "")
         assert found, f"{self.page} has no {begins!r} (left: {self.left})"
         self.left.remove(found)
-        return self.reader.type(at, found + "\n", goes_on)
+        return found
+
+    def types(self, begins: str, at: str = "w1", goes_on: bool = False) -> str:
+        """The next command that begins so. Returns: what it shows, if it ends."""
+        return self.reader.type(at, self._next(begins) + "\n", goes_on)
 
     def sees(self, at: str, text: str) -> None:
         """Wait until it comes, since something was typed last."""
@@ -120,9 +124,8 @@ class Typist:
 
     def looks(self, begins: str, at: str = "w1") -> None:
         """At `top`, which needs a terminal, for a while; the key q ends it."""
-        (found, *_) = [each for each in self.left if each.startswith(begins)]
-        self.left.remove(found)
-        program = f"TERM=xterm-256color script -qfec '{found.partition('#')[0].strip()}' /dev/null"
+        command = self._next(begins).partition("#")[0].strip()
+        program = f"TERM=xterm-256color script -qfec '{command}' /dev/null"
         self.reader.type(at, f"(sleep 6; printf q) | {program} > screen; grep -q members screen\n")
 
     def browses(self, begins: str, at: str = "w2") -> None:
@@ -142,10 +145,14 @@ class Typist:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(self.reader.folder / "machine-w" / "chaosnet" / "key", target)
 
-    def founds(self, letters: str = "abc") -> None:
-        """A cluster of those machines, with one key; its scripts print when they join."""
+    def make_one_key(self, letters: str) -> None:
+        """The same, on a page that takes the key for granted."""
         self.reader.type("w1", "chaosnet keygen\n")
         self.one_key(letters)
+
+    def founds(self, letters: str = "abc") -> None:
+        """A cluster of those machines, with one key; its scripts print when they join."""
+        self.make_one_key(letters)
         first, *others = letters
         self.more(f"{first}1", f"chaosnet run --listen {MACHINES[first]}:5555 train.py")
         for each in others:
@@ -220,8 +227,7 @@ def test_readme(typist: Typist) -> None:
 
 def test_checkpoints(typist: Typist) -> None:
     typist.open("docs/checkpoints.md")
-    typist.reader.type("w1", "chaosnet keygen\n")
-    typist.one_key("ab")
+    typist.make_one_key("ab")
     typist.node("chaosnet run --listen 10.0.0.2:5555", "a1")
     typist.node("chaosnet run --listen 10.0.0.3:5555", "b1")
     typist.stop("b1", "a1")
@@ -241,9 +247,7 @@ def test_dashboard(typist: Typist) -> None:
 
 def test_integrations(typist: Typist) -> None:
     typist.open("docs/integrations.md")
-    typist.reader.type("w1", "chaosnet keygen\n")
-    typist.one_key("ab")
-    shutil.copy(ROOT / "setup.cfg", typist.reader.folder)
+    typist.make_one_key("ab")
     typist.reader.type("r1", f"cd {ROOT}\n")
     typist.types("pip install", at="r1")
     shutil.copy(ROOT / "examples" / "lightning_digits.py", typist.reader.folder / "train.py")
@@ -293,8 +297,7 @@ def test_operate(typist: Typist) -> None:
 
 def test_pipelines(typist: Typist) -> None:
     typist.open("docs/pipelines.md")
-    typist.reader.type("w1", "chaosnet keygen\n")
-    typist.one_key("abcd")
+    typist.make_one_key("abcd")
     typist.types("chaosnet run --listen 10.0.0.2:5555", "a1", goes_on=True)
     typist.sees("a1", "step")
     typist.types("chaosnet run --listen 10.0.0.3:5555", "b1", goes_on=True)
