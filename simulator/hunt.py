@@ -58,6 +58,15 @@ TRIED_FIRST = {  # What is likely to catch a mutant that many lives come before:
     "older-news-counts": "seed 514",
     "recovered-results-keep-their-bundles": "seed 131",
     "completed-steps-are-done-over": "seed 14 --rates",
+    "whoever-is-behind-is-taken": "loss n3 dies at 6 steps",
+    "earlier-results-are-not-served": "loss n1 is cut off at 2 steps",
+    "earlier-results-are-given-up": "loss n1 is cut off at 2 steps",
+    "members-say-nothing": "seed 30946 --rates --nodes 2..7",
+    "control-waits-behind-bulk": "seed 28 --rates",
+    "install-without-its-flush": "seed 247 --rates",
+    "rounds-know-no-distance": "seed 27 --far --nodes 2..7",
+    "revoked-chunks-are-sent": "seed 14 --rates",
+    "parts-taken-back-are-mixed": "seed 56",
 }
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
