@@ -49,7 +49,7 @@ KNOWN_WITH_TENSORS = 0, 2, 3, 15, 56, 61, 143  # The same, of lives in which nod
 KNOWN_WITH_PARTS = 1, 2, 5, 24, 52, 94, 134, 361, 602, 626, 1177
 KNOWN_HARD = (900293,)  # The same, with many faults, and up to seven nodes at first.
 TRIED_FIRST = {  # What is likely to catch a mutant that many lives come before: it only saves time.
-    "whoever-leaves-takes-its-parts-along": "seed 94 --parts",
+    "whoever-leaves-takes-its-parts-along": "seed 602 --parts",
     "joiners-do-not-know-who-leaves": "seed 361 --parts",
     "late-parts-count": "seed 56 --tensors",
     "results-are-not-passed-through": "seed 5 --parts",
@@ -67,6 +67,7 @@ TRIED_FIRST = {  # What is likely to catch a mutant that many lives come before:
     "rounds-know-no-distance": "seed 27 --far --nodes 2..7",
     "revoked-chunks-are-sent": "seed 14 --rates",
     "parts-taken-back-are-mixed": "seed 56",
+    "a-flush-drops-sums": "seed 602 --parts",
 }
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
 ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
