@@ -71,8 +71,8 @@ def imported() -> None:
 
 
 def script_may_capture_exit() -> bool:
-    """Has the script imported `capture_exit_event`? Then it may call it after its first step."""
-    return _imported.is_set()
+    """Has the script imported `capture_exit_event`, or called it? Then it may call it after its first step."""
+    return _imported.is_set() or _asked_for.is_set()
 
 
 def want_exit() -> None:

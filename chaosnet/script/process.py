@@ -242,6 +242,14 @@ class ScriptNode:
             raise SystemExit(0)
         return True
 
+    def loop_ended(self) -> None:
+        """A loop of the script over data has ended. If Ctrl+C was why, and the script never asks for it, end it, too.
+
+        What stands behind the loop expects what has not come, such as the means of an evaluation.
+        """
+        if exit_event.exit_wanted() and not exit_event.script_may_capture_exit():
+            self.leave_if_wanted()
+
     def _stop(self) -> None:
         """The node is over: signals and the end of the script mean again what they mean without a trainer."""
         self._engine.let_go()

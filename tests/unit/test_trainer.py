@@ -655,6 +655,32 @@ def test_one_that_imports_it_and_does_not_ask_is_ended_a_step_later(start, data)
     assert done == [0]
 
 
+@pytest.mark.parametrize("loop", ["batches", "evaluate"])
+def test_one_that_does_not_ask_is_ended_where_a_loop_ends_for_the_exit_event(start, data, loop, capsys):
+    """Behind the loop it would look for what has not come."""
+    trainer = start()
+    with pytest.raises(SystemExit) as ended:
+        for batch in getattr(trainer, loop)(data, batch_size=2):
+            if loop == "batches":
+                loss_of(trainer.model, batch).backward()
+                trainer.update()
+            exit_event.want_exit()
+    assert ended.value.code == 0
+    assert "left after step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loop", ["batches", "evaluate"])
+def test_one_that_may_ask_goes_on_behind_the_loop(start, data, loop):
+    exit_event.imported()
+    trainer = start()
+    for batch in getattr(trainer, loop)(data, batch_size=2):
+        exit_event.want_exit()
+        if loop == "batches":
+            loss_of(trainer.model, batch).backward()
+            trainer.update()
+    assert capture_exit_event()
+
+
 def started_in_a_thread(start):
     """One thread drives one trainer."""
     made = []
