@@ -83,4 +83,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'chaosnet' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_MODULE_BY_NAME[name]}", __name__), name)
+    module = importlib.import_module(f".{_MODULE_BY_NAME[name]}", __name__)
+    if name == "capture_exit_event":
+        module.imported()
+    return getattr(module, name)

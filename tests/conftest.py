@@ -64,6 +64,7 @@ def fresh_exit_events(monkeypatch):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(exit_event, "_wanted", threading.Event())
     monkeypatch.setattr(exit_event, "_asked_for", threading.Event())
+    monkeypatch.setattr(exit_event, "_imported", threading.Event())
     monkeypatch.setattr(exit_event, "_on_exit", [])
     yield
     for number, handler in handlers.items():

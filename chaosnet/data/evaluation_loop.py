@@ -41,6 +41,10 @@ class EvaluationSteps(Protocol):
         """Take part in a step without training in it."""
         ...
 
+    def loop_ended(self) -> None:
+        """The loop is over. Raises: SystemExit if the script is to end with it, after Ctrl+C."""
+        ...
+
     def has_missed(self) -> bool:
         """Was this node away while the others evaluated what its script asks for? Then it gets their result."""
         ...
@@ -105,6 +109,7 @@ class EvaluationLoop:
                 evaluation.leave()
                 if self._ahead is not None:
                     self._ahead.end()
+        steps.loop_ended()
 
 
 def counts(number: Any) -> bool:

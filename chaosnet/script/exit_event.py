@@ -22,6 +22,7 @@ from .teller import log_line
 
 _wanted = threading.Event()
 _asked_for = threading.Event()  # The script calls capture_exit_event() itself.
+_imported = threading.Event()  # It has imported it.
 _on_exit: list[Callable[[], None]] = []  # Of the trainers that are not closed.
 _before: dict[int, Any] = {}  # Handlers by signal, as they were before there was a trainer.
 _fork = threading.local()  # Of the fork under way: `mask`, the signals that the thread had blocked before.
@@ -62,6 +63,16 @@ def exit_wanted() -> bool:
 def script_captures_exit() -> bool:
     """Has the script ever called `capture_exit_event`? Then it decides itself when to leave."""
     return _asked_for.is_set()
+
+
+def imported() -> None:
+    """The script imports `capture_exit_event`."""
+    _imported.set()
+
+
+def script_may_capture_exit() -> bool:
+    """Has the script imported `capture_exit_event`, or called it? Then it may call it after its first step."""
+    return _imported.is_set() or _asked_for.is_set()
 
 
 def want_exit() -> None:

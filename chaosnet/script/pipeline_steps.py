@@ -45,6 +45,10 @@ class PipelineSteps:
         """See `EvaluationSteps`."""
         return self._engine.keeping is None or self._engine.keeping.has_model
 
+    def loop_ended(self) -> None:
+        """See `ScriptNode`."""
+        self._node.loop_ended()
+
     def entered(self) -> None:
         """See `NodeSteps`."""
 

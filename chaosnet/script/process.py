@@ -112,7 +112,7 @@ class ScriptNode:
         self._steps: NodeSteps | None = None
         self.driver = threading.current_thread()
         self._pid = os.getpid()
-        self._closed = self.must_leave = False
+        self._closed = self.must_leave = self._may_have_asked = False
 
     @property
     def steps(self) -> NodeSteps:
@@ -226,6 +226,7 @@ class ScriptNode:
     def leave_if_wanted(self) -> bool:
         """If Ctrl+C was pressed and the script never asks for it, leave and end the script.
 
+        One that has not asked yet, but has imported `capture_exit_event`, may do so after this step.
         Returns: is this node out?
         """
         session = self.session
@@ -234,9 +235,20 @@ class ScriptNode:
         if not session.done or exit_event.script_captures_exit():
             return session.ended is not None
         if exit_event.exit_wanted():
+            if exit_event.script_may_capture_exit() and not self._may_have_asked:
+                self._may_have_asked = True
+                return session.ended is not None
             self.request_node_exit()
             raise SystemExit(0)
         return True
+
+    def loop_ended(self) -> None:
+        """A loop of the script over data has ended. If Ctrl+C was why, and the script never asks for it, end it, too.
+
+        What stands behind the loop expects what has not come, such as the means of an evaluation.
+        """
+        if exit_event.exit_wanted() and not exit_event.script_may_capture_exit():
+            self.leave_if_wanted()
 
     def _stop(self) -> None:
         """The node is over: signals and the end of the script mean again what they mean without a trainer."""

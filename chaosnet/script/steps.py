@@ -69,6 +69,10 @@ class ScriptSteps:
         engine.means.came(engine.evaluation.results)
         return True
 
+    def loop_ended(self) -> None:
+        """See `ScriptNode`."""
+        self._node.loop_ended()
+
     def entered(self) -> None:
         """See `NodeSteps`."""
         self.begin()

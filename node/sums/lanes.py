@@ -32,9 +32,15 @@ _KINDS = {torch.float32: "floats of 32 bits or less", torch.float64: "float64", 
 def averaged(
     model: nn.Module, trained: Collection[nn.Parameter] | None = None
 ) -> list[tuple[str, nn.Parameter]]:
-    """The parameters whose gradients travel, by name: not frozen, and in `trained` (default: all)."""
+    """The parameters whose gradients travel, by name: not frozen, and in `trained` (default: all).
+
+    Raises: ConfigError for one that cannot be averaged, by name.
+    """
     named = model.named_parameters()
-    return [(name, p) for name, p in named if p.requires_grad and (trained is None or p in trained)]
+    found = [(name, p) for name, p in named if p.requires_grad and (trained is None or p in trained)]
+    for name, parameter in found:
+        check_parameter(name, parameter)
+    return found
 
 
 def averaged_buffers(model: nn.Module) -> list[BufferSlot]:
@@ -179,8 +185,6 @@ class LaneLayout:
         parameters = averaged(model, trained)
         buffers = averaged_buffers(model)
         self.devices = accelerators(model.parameters())
-        for name, parameter in parameters:
-            check_parameter(name, parameter)
         bit_by_name = {name: bit for bit, (name, _) in enumerate(parameters)}
         for slot in buffers:
             assert slot.tensor is not None

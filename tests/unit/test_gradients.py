@@ -752,6 +752,11 @@ def test_a_complex_parameter_is_refused_by_name():
         Gradients(model)
 
 
+def test_a_lazy_layer_that_has_not_run_is_refused_by_name():
+    with pytest.raises(ConfigError, match="parameter 'weight' has no shape yet; run the model once"):
+        Gradients(nn.LazyLinear(2))
+
+
 def test_frozen_parameters_are_left_out_and_refused_once_they_thaw():
     model = net()
     model[0].requires_grad_(False)

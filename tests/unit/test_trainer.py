@@ -627,6 +627,60 @@ def test_a_script_that_does_not_ask_is_ended_by_the_exit_event(start, data, caps
     assert "left after step" in capsys.readouterr().err
 
 
+def test_a_script_that_was_to_ask_after_its_first_step_may_do_so_although_the_exit_event_came_before(
+    start, data
+):
+    from chaosnet import capture_exit_event as asks
+
+    trainer, done = start(), []
+    for index in range(5):  # It brings its own data.
+        exit_event.want_exit()
+        loss_of(trainer.model, fetch(data, [index])).backward()
+        trainer.update()
+        done.append(index)
+        if asks():
+            break
+    assert done == [0] and trainer.step == 1
+
+
+def test_one_that_imports_it_and_does_not_ask_is_ended_a_step_later(start, data):
+    exit_event.imported()
+    trainer, done = start(), []
+    exit_event.want_exit()
+    with pytest.raises(SystemExit):
+        for index in range(5):
+            loss_of(trainer.model, fetch(data, [index])).backward()
+            trainer.update()
+            done.append(index)
+    assert done == [0]
+
+
+@pytest.mark.parametrize("loop", ["batches", "evaluate"])
+def test_one_that_does_not_ask_is_ended_where_a_loop_ends_for_the_exit_event(start, data, loop, capsys):
+    """Behind the loop it would look for what has not come."""
+    trainer = start()
+    with pytest.raises(SystemExit) as ended:
+        for batch in getattr(trainer, loop)(data, batch_size=2):
+            if loop == "batches":
+                loss_of(trainer.model, batch).backward()
+                trainer.update()
+            exit_event.want_exit()
+    assert ended.value.code == 0
+    assert "left after step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loop", ["batches", "evaluate"])
+def test_one_that_may_ask_goes_on_behind_the_loop(start, data, loop):
+    exit_event.imported()
+    trainer = start()
+    for batch in getattr(trainer, loop)(data, batch_size=2):
+        exit_event.want_exit()
+        if loop == "batches":
+            loss_of(trainer.model, batch).backward()
+            trainer.update()
+    assert capture_exit_event()
+
+
 def started_in_a_thread(start):
     """One thread drives one trainer."""
     made = []
