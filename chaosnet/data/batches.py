@@ -147,7 +147,8 @@ class Batches:
         while self._share.epoch < target and not self._session.done:
             yield from self._of_step(target, accumulate, fetched)
         self._engine.weight = self._steps.in_hand = None  # Whatever comes next is of none of these batches.
-        self._steps.loop_ended()
+        if self._share.epoch < target:
+            self._steps.cut_short()
 
     def _of_step(self, target: int, accumulate: int, fetched: Fetch) -> Iterator[Batch | NamedBatch]:
         steps, share = self._steps, self._share

@@ -41,8 +41,8 @@ class EvaluationSteps(Protocol):
         """Take part in a step without training in it."""
         ...
 
-    def loop_ended(self) -> None:
-        """The loop is over. Raises: SystemExit if the script is to end with it, after Ctrl+C."""
+    def cut_short(self) -> None:
+        """The loop ends before its time. Raises: SystemExit if the script is to end with it, after Ctrl+C."""
         ...
 
     def has_missed(self) -> bool:
@@ -109,7 +109,8 @@ class EvaluationLoop:
                 evaluation.leave()
                 if self._ahead is not None:
                     self._ahead.end()
-        steps.loop_ended()
+        if session.done:
+            steps.cut_short()
 
 
 def counts(number: Any) -> bool:

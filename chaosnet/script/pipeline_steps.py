@@ -45,9 +45,9 @@ class PipelineSteps:
         """See `EvaluationSteps`."""
         return self._engine.keeping is None or self._engine.keeping.has_model
 
-    def loop_ended(self) -> None:
+    def cut_short(self) -> None:
         """See `ScriptNode`."""
-        self._node.loop_ended()
+        self._node.cut_short()
 
     def entered(self) -> None:
         """See `NodeSteps`."""

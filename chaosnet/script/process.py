@@ -242,8 +242,8 @@ class ScriptNode:
             raise SystemExit(0)
         return True
 
-    def loop_ended(self) -> None:
-        """A loop of the script over data has ended. If Ctrl+C was why, and the script never asks for it, end it, too.
+    def cut_short(self) -> None:
+        """A loop of the script over data ends before its time. If it never asks for Ctrl+C, end it, too.
 
         What stands behind the loop expects what has not come, such as the means of an evaluation.
         """

@@ -69,9 +69,9 @@ class ScriptSteps:
         engine.means.came(engine.evaluation.results)
         return True
 
-    def loop_ended(self) -> None:
+    def cut_short(self) -> None:
         """See `ScriptNode`."""
-        self._node.loop_ended()
+        self._node.cut_short()
 
     def entered(self) -> None:
         """See `NodeSteps`."""
