@@ -55,7 +55,7 @@ from ..settings.resolved import CheckpointSettings
 from ..terminal.progress import FIRST_S, followed
 
 MAX_ERRNO = 4096  # Of Linux, and more than others have.
-CLOSE_PATIENCE_S = 60.0  # A node that leaves ends its write, unless the disk hangs.
+POLL_S = 0.1
 
 Say = Callable[[str], None]
 Part = Callable[[Sequence[Entry], int], Collection[int]]
@@ -237,9 +237,9 @@ class Checkpointing:
             self.say(f"set aside as {path}: it is beyond step {step}, from which this run goes on")
 
     def newest_whole(self) -> tuple[int, Path] | None:
-        """`newest`, or if that lacks parts of others the newest complete one. Parts of the last may yet come."""
+        """`newest`, or if that lacks parts of others the newest complete one."""
         with contextlib.suppress(CheckpointError):
-            found = [] if self._is_final else scan(self.directory)
+            found = scan(self.directory)
             if any((each.step, each.path) == self.newest and not each.complete for each in found):
                 chosen = choose(found)
                 return chosen.step, chosen.path
@@ -362,7 +362,7 @@ class Checkpointing:
         self._thread.join(FIRST_S)
         if self._thread.is_alive():
             self.say(f"waits for the disk: a checkpoint is still being written to {self.directory}")
-            self._thread.join(CLOSE_PATIENCE_S)
+            self._thread.join()  # Who does not want to wait presses Ctrl+C twice.
 
     def _write(self, capture: Capture, mark: Mark, part: Part) -> None:
         try:
@@ -381,7 +381,10 @@ class Checkpointing:
             self.counters["checkpoint_ms"] = round(1e3 * (time.monotonic() - started_s))
             self.counters["checkpoint_bytes"] = size
             if self._is_final:
-                self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}")
+                # The others have had as long as this node, and have as long again.
+                lacking = _lacking(self.directory, mark, time.monotonic() - started_s + FIRST_S)
+                but = f", but for the part of {', '.join(lacking)}, not there yet" if lacking else ""
+                self.say(f"the state after step {mark.step} is in {self.directory / mark.folder}{but}")
             self._prune(self.settings.kept)
         except (CheckpointError, StateChanged, *NO_MEMORY) as error:
             self._not_written(mark, error)
@@ -482,6 +485,19 @@ def checkpointing_of(settings: CheckpointSettings | None, session: Session) -> C
     made = Checkpointing(settings, session.name, session.say)
     made.counters = session.counters
     return made
+
+
+def _lacking(directory: Path, mark: Mark, patience_s: float) -> list[str]:
+    """Whose parts of the checkpoint are not there, after waiting for them for so long."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        found: list[Checkpoint] = []
+        with contextlib.suppress(CheckpointError):
+            found = [each for each in scan(directory) if each.path.name == mark.folder]
+        lacking = [mark.members[number] for each in found for number in each.missing]
+        if not lacking or time.monotonic() >= deadline_s:
+            return lacking
+        time.sleep(POLL_S)
 
 
 def _laid_out(mark: Mark, snapshot: Snapshot) -> Mark:

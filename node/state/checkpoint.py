@@ -37,6 +37,7 @@ from .checkpoint_plan import Checkpoint, Mark, order, superseded
 FOLDER = re.compile(r"step-(\d{8,})-[0-9a-f]{8}")
 SHARD = re.compile(r"(\d{5,})-of-(\d{5,})\.json")
 FORMAT: Final = "chaosnet checkpoint 2"
+NO_SPACE = errno.ENOSPC, errno.EDQUOT
 SET_ASIDE, REMOVING = "set-aside-", ".removing-"
 
 SAFETENSORS_NAMES = {
@@ -109,7 +110,11 @@ class Opened:
 
 
 def check_writable(directory: Path) -> None:
-    """Make the directory if need be, and write a file in it for a test. Raises: ConfigError that says why not."""
+    """Make the directory if need be, and write a file in it for a test.
+
+    A full disk is no reason against it where older checkpoints make room for the next.
+    Raises: ConfigError that says why not.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -117,10 +122,15 @@ def check_writable(directory: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise ConfigError(
+        is_full = error.errno in NO_SPACE
+        if is_full and sum(each.complete for each in scan(directory)) > 1:
+            return
+        refused = ConfigError(
             f"directory: {str(directory)!r} cannot be written: {error.strerror} (expected a folder "
             "with free space that this process may write)"
-        ) from None
+        )
+        refused.lasting = not is_full
+        raise refused from None
 
 
 def scan(directory: Path) -> list[Checkpoint]:
@@ -252,7 +262,7 @@ def _write_file(path: Path, node: str, write: Callable[[BinaryIO], object]) -> i
 
 def lacks_space(error: CheckpointError) -> bool:
     """Was a file not written as the disk, or this user's part of it, is full?"""
-    return getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error.__cause__, "errno", None) in NO_SPACE
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -300,6 +301,21 @@ def test_a_directory_that_cannot_be_written_is_refused_at_the_start(tmp_path):
         disk.check_writable(tmp_path / "file")
     disk.check_writable(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_keeps_no_run_from_going_on_where_older_checkpoints_make_room(
+    tmp_path, monkeypatch, number
+):
+    """Who was started again on a full disk was refused for good, while those that ran trained on."""
+    for step in (100, 200):
+        write_all(tmp_path, mark(step))
+    full = OSError(number, os.strerror(number))
+    monkeypatch.setattr(disk.os, "fsync", Mock(side_effect=full))
+    disk.check_writable(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be written: ") as raised:
+        disk.check_writable(tmp_path / "new")
+    assert not raised.value.lasting, "somebody may make space"
 
 
 # --- what goes ---

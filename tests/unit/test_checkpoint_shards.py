@@ -14,6 +14,7 @@ from chaosnet.node.state import checkpoint, flat_state
 from chaosnet.node.state.checkpoint import scan
 from chaosnet.node.state.checkpoint_plan import Mark, choose
 from chaosnet.node.state.training_state import TrainingState
+from chaosnet.protocols.messages import Commit, Contribution
 from chaosnet.settings.resolved import CheckpointSettings
 from chaosnet.training import checkpointing
 from chaosnet.training.checkpointing import Checkpointing, load
@@ -105,6 +106,35 @@ def test_a_run_that_ends_names_no_checkpoint_that_lacks_the_part_of_another(tmp_
     assert b.checkpointing.newest_whole() == (10, choose(scan(tmp_path)).path)
     a.write(20)
     assert b.checkpointing.newest_whole()[0] == 20
+
+
+def test_the_last_checkpoint_that_lacks_the_part_of_another_is_not_told_as_whole(tmp_path, monkeypatch):
+    """Of two that left together one was killed while it wrote; the other said that the last state is on disk."""
+    monkeypatch.setattr(checkpointing, "FIRST_S", 0.0)
+    a, b = Node("a", tmp_path, rows=16), Node("b", tmp_path, rows=16)
+    for node in (a, b):
+        node.write(10)
+    all_leave = Contribution(weight=1.0, shares={"a": 0, "b": 0}, leaving=True)
+    for node in (a, b):
+        node.checkpointing.due(20, "r", Commit(key=(1, 1), step=20, switch=None, total=all_leave))
+    a.write(20)
+    assert a.said[-1].startswith("the state after step 20 is in ")
+    assert a.said[-1].endswith(", but for the part of b, not there yet")
+    assert a.checkpointing.newest_whole()[0] == 10
+    b.write(20)
+    assert b.said[-1].startswith("the state after step 20 is in ") and "but for" not in b.said[-1]
+    assert b.checkpointing.newest_whole()[0] == 20
+
+
+def test_who_leaves_waits_for_its_write_as_long_as_that_takes(tmp_path):
+    """On a slow disk the last state of a large model was lost after a minute, silently."""
+    a, asked = Node("a", tmp_path, rows=16), []
+    a.checkpointing._thread = SimpleNamespace(
+        join=lambda timeout=None: asked.append(timeout), is_alive=lambda: True
+    )
+    a.checkpointing.close(abandon=False)
+    assert asked[-1] is None
+    assert f"waits for the disk: a checkpoint is still being written to {tmp_path}" in a.said
 
 
 @pytest.mark.parametrize("frozen", [False, True])
