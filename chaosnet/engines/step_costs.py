@@ -41,7 +41,7 @@ class Predicted(NamedTuple):
     """What a step should take, in microseconds.
 
     `parameters_us`: what waiting for parameters adds; `sums_us`: from the last computation on; `moving_us`: in this
-    step alone, for state that goes to other members.
+    step alone, for state that goes to other members. `is_guess`: it rests on no measured step, or on no link.
     """
 
     computing_us: float
@@ -88,6 +88,7 @@ class StepCosts:
         # Timed here: what the last steps of the present pipelines, over the present trees, took.
         self._ways: object = None
         self._took_us: list[float] = []
+        self._guesses = True  # Was the last prediction a guess?
         self._jumped = False  # Has a link jumped with the step that is about to end?
         self._untold: Timings = {}
         self._seen: dict[str, int] = {}  # What was told of links in the step before.
@@ -102,8 +103,8 @@ class StepCosts:
         """The time that a step takes beyond all else. 0 before it is measured; negative if a step takes less."""
         return _middle(self._rests_us)
 
-    def begin(self, running: Running, trees: object = ()) -> Predicted:
-        """A step of these pipelines begins, whose sums go over these trees. Returns: what it should take."""
+    def begin(self, running: Running, trees: Sequence[tuple[Sequence[Pair], float]] = ()) -> Predicted:
+        """A step of these pipelines begins, with sums over these trees. Returns: what it should take."""
         if self._ways != (running.laid, trees):
             self._ways = running.laid, trees
             self._took_us.clear()
@@ -113,8 +114,9 @@ class StepCosts:
         rest_us = max(self.rest_us, -round(running.parameters_us + sums_us + step_us))
         if self._took_us:
             rest_us = round(statistics.median_low(self._took_us) - running.predicted_us - step_us)
-        is_guess = not (self._took_us or self._rests_us)
-        return Predicted(*parts, sums_us, step_us, rest_us, running.moving_us, is_guess)
+        knows_links = bool(self.rates_mbit) or not any(edges for edges, _ in trees)
+        self._guesses = not self._took_us and not (self._rests_us and knows_links)
+        return Predicted(*parts, sums_us, step_us, rest_us, running.moving_us, self._guesses)
 
     # --- what is measured here ---
 
@@ -131,9 +133,7 @@ class StepCosts:
         if before is None or before[0] != round - 1 or torn:
             return
         took_us, is_first = 1e6 * (now_s - before[2]) - running.moving_us, before[1] != running.laid
-        if (
-            not is_first or not self._rests_us
-        ):  # The first step of new pipelines tells more than a first guess.
+        if not is_first or self._guesses:  # The first step of new pipelines tells more than a guess.
             self._took_us = [*self._took_us, took_us][-LAST:]
         if not is_first and not jumped:  # Else it was predicted with what the link was taken for.
             self._untold["rest"] = took_us - running.predicted_us - step_us, 1.0
@@ -258,7 +258,7 @@ class StepCosts:
         self._timed = {(a, b) for a, b in timed}
         self._steps_us, self._rests_us = [*steps_us], [*rests_us]
         self._ended, self._untold, self._seen = None, {}, dict(seen)
-        self._ways, self._took_us, self._jumped = None, [], False
+        self._ways, self._took_us, self._guesses, self._jumped = None, [], True, False
 
 
 def timings_of(costs: StepCosts, pace: Pace, done: Done, round: int, session: Session, view: View) -> Timings:

@@ -15,6 +15,8 @@ OTHER = SimpleNamespace(
     predicted_us=900_000.0, computing_us=700_000.0, parameters_us=50_000.0, moving_us=0.0, laid="other"
 )
 
+TREES = (((("b", "a"),), 1.0),)
+
 
 def hear(costs, *said, members=("a", "b")):
     sums: dict = {}
@@ -188,7 +190,7 @@ def test_steps_of_the_same_pipelines_are_predicted_by_what_the_last_ones_took():
     assert costs.begin(RUNNING).total_us == costs.begin(corrected).total_us == 2_000_000
     costs.ended(6, RUNNING, 13.0, 0.0)
     assert costs.begin(RUNNING).total_us == 1_000_000
-    assert costs.begin(RUNNING, trees="other").total_us == costs.begin(OTHER).total_us == 900_000
+    assert costs.begin(RUNNING, TREES).total_us == costs.begin(OTHER).total_us == 900_000
 
 
 def test_the_first_step_of_new_pipelines_counts_where_nothing_else_is_known():
@@ -219,3 +221,7 @@ def test_a_prediction_that_rests_on_no_step_says_so():
     assert str(costs.begin(RUNNING)).endswith("150.0 sums), a first guess")
     hear(costs, {"rest": (7.0, 1.0)})
     assert str(costs.begin(RUNNING)).endswith("rest)")
+    assert costs.begin(RUNNING, TREES).is_guess, "who was alone knows nothing of links"
+    hear(costs, costs.measured({}, "a", "ab", reading(sent_bps=1e9)))
+    hear(costs, {"rest": (7.0, 1.0)})
+    assert not costs.begin(RUNNING, TREES).is_guess
