@@ -51,6 +51,8 @@ class MicroBatches:
 class Done:
     """What a member has computed: by layer, seconds of forwards and of backwards, and how many of each there were.
 
+    Without a layer's first micro-batch in this process, which takes longer than all that follow.
+
     `void`: it counts for nothing. `out_bytes`: by layer, the size of its output for one micro-batch.
     """
 
@@ -100,6 +102,7 @@ class LayerRunner:
         self.layers, self.loss, self.sums = layers, loss, sums
         self.send, self.layer_done, self.computed, self.needs = send, layer_done, computed, needs
         self.device, self._checked = device, set[int]()
+        self.warm = set[int]()  # Layers that have computed a micro-batch in this process.
         self.accelerators = accelerators(p for layer in layers for p in layer.parameters())
         self.in_hand: int | None = None
         self._last: _Attempt | None = None
@@ -218,6 +221,7 @@ class _Attempt:
         self.kept: dict[tuple[int, int], tuple[Value, Value]] = {}
         self.here: dict[tuple[str, int, int], Value] = {}  # By way, micro-batch and layer that it enters.
         self.targets: dict[int, Any] = {}
+        self.cold = set[tuple[int, int]]()  # Micro-batches and layers that are not timed (see `Done`).
         forwards = [line for line in lines if line.op is Op.FORWARD]
         self.begins = {line.micro_batches[0] for line in forwards if line.layers[0] == 0}
         self.ends = {line.micro_batches[0] for line in forwards if line.layers[1] == len(runner.layers)}
@@ -325,6 +329,12 @@ class _Attempt:
                 torch.accelerator.synchronize(device)
         return time.perf_counter()
 
+    def _time(self, took_s: dict[int, float], layer: int, number: int, began_s: float) -> None:
+        """Add what a layer has taken for a micro-batch, since `began_s`."""
+        ended_s = self._now_s()
+        if (number, layer) not in self.cold:
+            took_s[layer] += ended_s - began_s
+
     def _forward(self, number: int, start: int, stop: int) -> None:
         last = len(self.runner.layers)
         if number in self.unfetched:
@@ -332,6 +342,9 @@ class _Attempt:
         value = self.here.pop(("a", number, start))
         for layer in range(start, stop):
             self.runner.needs(layer)
+            if layer not in self.runner.warm:
+                self.runner.warm.add(layer)
+                self.cold.add((number, layer))
             began_s = time.perf_counter()
             value = _leaves(value)
             buffers = self.runner.buffer_versions(layer)
@@ -347,7 +360,7 @@ class _Attempt:
                 self.done.out_bytes[layer] = sum(each.nbytes for each in _each(out))
             self.kept[number, layer] = _trained(value), _trained(out)
             value = out
-            self.done.forward_s[layer] += self._now_s() - began_s
+            self._time(self.done.forward_s, layer, number, began_s)
         if stop < last:
             self.here["a", number, stop] = _detached(value)
 
@@ -415,8 +428,9 @@ class _Attempt:
             gradient = _gradients(value)
             self.runner.sums.add(layers[layer], samples)
             self.runner.check_strays(layer)
-            self.done.backward_s[layer] += self._now_s() - began_s
-            self.done.micro_batches[layer] += 1
+            self._time(self.done.backward_s, layer, number, began_s)
+            if (number, layer) not in self.cold:
+                self.done.micro_batches[layer] += 1
             self.left[layer] -= 1
             if not self.left[layer]:
                 finished.append(layer)

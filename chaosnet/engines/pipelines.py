@@ -317,7 +317,7 @@ class Pipelines(TrainingEngine):
             self.running = self._plan(traffic)
             lines, batches = self._work(self.running, trains)
         self.wishes.hear(len(self.view.member_ids))
-        self.predicted = self.costs.predicted(self.running) if self.running and trains else None
+        self.predicted = self.costs.begin(self.running, traffic.trees) if self.running and trains else None
         self.wishes.answer(self.running if trains else None, self.predicted, self.step + 1)
         self.session.rates.predicted_s = self.predicted.total_us / 1e6 if self.predicted else 0.0
         if keeping is not None and not again:

@@ -7,6 +7,9 @@
 
 Bytes and links choose the pipelines, so they change only by more than noise would. Step and rest are the same for
 all pipelines: they are in what is predicted, and not in the choice. They are medians of the last steps.
+
+As long as the pipelines and the trees stay, a step is predicted to take what the last ones took here: layers and
+links that are measured anew, after a start above all, make no step longer or shorter.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Predicted(NamedTuple):
     """What a step should take, in microseconds.
 
     `parameters_us`: what waiting for parameters adds; `sums_us`: from the last computation on; `moving_us`: in this
-    step alone, for state that goes to other members.
+    step alone, for state that goes to other members. `is_guess`: it rests on no measured step, or on no link.
     """
 
     computing_us: float
@@ -47,11 +50,12 @@ class Predicted(NamedTuple):
     step_us: int
     rest_us: int
     moving_us: float = 0.0
+    is_guess: bool = False
 
     @property
     def usual_us(self) -> float:
-        """The time of a step in which no state moves; at least the time of computing."""
-        return max(self.computing_us, sum(self[:5]))
+        """The time of a step in which no state moves."""
+        return sum(self[:5])
 
     @property
     def total_us(self) -> float:
@@ -59,18 +63,17 @@ class Predicted(NamedTuple):
         return self.usual_us + self.moving_us
 
     def __str__(self) -> str:
-        # So that parts add up where no less than computing is left.
-        shown = (*self[:4], self.usual_us - sum(self[:4]))
-        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), shown, strict=True)
+        parts = zip(("computing", "parameters", "sums", "optimizer", "rest"), self[:5], strict=True)
         each = ", ".join(f"{us / 1000:.1f} {name}" for name, us in parts if name == "computing" or us)
         more = (
             f", the first {self.moving_us / 1000:.1f} ms more for state that moves" if self.moving_us else ""
         )
-        return f"predicted {self.usual_us / 1000:.1f} ms a step ({each}){more}"
+        guess = ", a first guess" if self.is_guess else ""
+        return f"predicted {self.usual_us / 1000:.1f} ms a step ({each}){guess}{more}"
 
 
 class StepCosts:
-    """Costs of steps beyond computing; equal on all members but for `_ended` and what is yet to be told."""
+    """Costs of steps beyond computing; equal on all members but for what is yet to be told, and was timed here."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
@@ -82,6 +85,11 @@ class StepCosts:
         self._steps_us: list[int] = []
         self._rests_us: list[int] = []
         self._ended: tuple[int, object, float] | None = None  # A round, its pipelines, and when it was over.
+        # Timed here: what the last steps of the present pipelines, over the present trees, took.
+        self._ways: object = None
+        self._took_us: list[float] = []
+        self._guesses = True  # Was the last prediction a guess?
+        self._jumped = False  # Has a link jumped with the step that is about to end?
         self._untold: Timings = {}
         self._seen: dict[str, int] = {}  # What was told of links in the step before.
 
@@ -95,17 +103,20 @@ class StepCosts:
         """The time that a step takes beyond all else. 0 before it is measured; negative if a step takes less."""
         return _middle(self._rests_us)
 
-    def predicted(self, running: Running) -> Predicted:
-        """What a step of these pipelines should take."""
-        sums_us = running.predicted_us - running.computing_us - running.parameters_us
-        return Predicted(
-            running.computing_us,
-            running.parameters_us,
-            sums_us,
-            self.step_us,
-            self.rest_us,
-            running.moving_us,
-        )
+    def begin(self, running: Running, trees: Sequence[tuple[Sequence[Pair], float]] = ()) -> Predicted:
+        """A step of these pipelines begins, with sums over these trees. Returns: what it should take."""
+        if self._ways != (running.laid, trees):
+            self._ways = running.laid, trees
+            self._took_us.clear()
+        parts = running.computing_us, running.parameters_us
+        sums_us, step_us = running.predicted_us - sum(parts), self.step_us
+        # No step of others takes less than its computing.
+        rest_us = max(self.rest_us, -round(running.parameters_us + sums_us + step_us))
+        if self._took_us:
+            rest_us = round(statistics.median_low(self._took_us) - running.predicted_us - step_us)
+        knows_links = bool(self.rates_mbit) or not any(edges for edges, _ in trees)
+        self._guesses = not self._took_us and not (self._rests_us and knows_links)
+        return Predicted(*parts, sums_us, step_us, rest_us, running.moving_us, self._guesses)
 
     # --- what is measured here ---
 
@@ -114,13 +125,18 @@ class StepCosts:
     ) -> None:
         """A round is over. `running`: its pipelines; None if it counts for nothing. `torn`: was it begun anew?"""
         before, self._ended = self._ended, (round, running and running.laid, now_s)
+        jumped, self._jumped = self._jumped, False
         if running is None:
             return
         step_us = 1e6 * adopted_s
         self._untold = {"step": (step_us, 1.0)}
-        if before is not None and before[:2] == (round - 1, running.laid) and not torn:
-            rest_us = 1e6 * (now_s - before[2]) - running.predicted_us - running.moving_us - step_us
-            self._untold["rest"] = rest_us, 1.0
+        if before is None or before[0] != round - 1 or torn:
+            return
+        took_us, is_first = 1e6 * (now_s - before[2]) - running.moving_us, before[1] != running.laid
+        if not is_first or self._guesses:  # The first step of new pipelines tells more than a guess.
+            self._took_us = [*self._took_us, took_us][-LAST:]
+        if not is_first and not jumped:  # Else it was predicted with what the link was taken for.
+            self._untold["rest"] = took_us - running.predicted_us - step_us, 1.0
 
     def measured(
         self, out_bytes: Mapping[int, int], me: str, members: Iterable[str], links: Mapping[str, LinkReading]
@@ -185,20 +201,25 @@ class StepCosts:
                 self._take(kind, pair, value, seen.get(" ".join((kind, *pair))))
 
     def _take(self, kind: str, pair: Pair, value: float, last: int | None) -> None:
-        """Take over a link's value. `last`: what was told in the step before; a known value changes if both agree."""
+        """Take over a link's value. `last`: what was told in the step before; a known value changes if both agree.
+
+        But the first rate by what was sent takes the place of a probe's at once: that was made beside a start.
+        """
         if not self._is_news(kind, pair, value):
             return
         known = self.delays_us if kind == "delay" else self.rates_mbit
         before, new = known.get(pair), max(round(value), 1)
         self._seen[" ".join((kind, *pair))] = new
-        if before is not None and (last is None or differ(last, new)):
+        is_first = before is None or (kind == "sent" and pair not in self._timed)
+        if not is_first and (last is None or differ(last, new)):
             return
         known[pair] = new
         if kind == "sent":
             self._timed.add(pair)
         if before is None or not 1 / JUMP < known[pair] / before < JUMP:
-            self._rests_us.clear()  # They were beyond what another link would take,
-            self._ended = None  # and so would that of the step be which is about to end.
+            self._rests_us.clear()  # They were beyond what another link would take.
+            self._took_us.clear()
+            self._jumped = True
 
     def traffic(self, view: View, sums: LayerSums) -> Traffic:
         """What planners have to know of bytes, links and trees in a view."""
@@ -237,6 +258,7 @@ class StepCosts:
         self._timed = {(a, b) for a, b in timed}
         self._steps_us, self._rests_us = [*steps_us], [*rests_us]
         self._ended, self._untold, self._seen = None, {}, dict(seen)
+        self._ways, self._took_us, self._guesses, self._jumped = None, [], True, False
 
 
 def timings_of(costs: StepCosts, pace: Pace, done: Done, round: int, session: Session, view: View) -> Timings:

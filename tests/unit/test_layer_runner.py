@@ -1,11 +1,14 @@
 """`chaosnet.engines.layer_runner`: what layers hand on is the same, to the bit, wherever the model is cut."""
 
+import itertools
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from chaosnet.engines import layer_runner
 from chaosnet.engines.layer_runner import LayerRunner, MicroBatches, needs_nothing
 from chaosnet.node.mailbox import Mailbox
 from chaosnet.node.sums.layer_sums import LayerSums
@@ -56,10 +59,11 @@ class Step:
         void: Attempts that were.
         sums: Of all members. `present`: whether each parameter had a gradient, in the order of the layers.
         sent: Rows and bytes of what was sent, by its way.
+        done: By member, what it has computed.
     """
 
     def __init__(self, make, cuts, loss, fetch):
-        self.sent, self.void = [], 0
+        self.sent, self.void, self.done = [], 0, {}
         self.boxes = [Mailbox(lambda: False) for _ in cuts[1:]]
         self.members = []
         for _ in self.boxes:
@@ -90,7 +94,8 @@ class Step:
             runner.sums.begin(range(*cuts[number : number + 2]))
             try:
                 batches = MicroBatches([SAMPLES] * MICRO_BATCHES, fetch)
-                done[number] = runner.run(lines, batches, self.boxes[number], KEY, at, ("seed",)).void
+                self.done[number] = runner.run(lines, batches, self.boxes[number], KEY, at, ("seed",))
+                done[number] = self.done[number].void
             except Exception as error:  # Raised below: the others are waiting for it.
                 done[number] = error
                 for box in self.boxes:
@@ -235,3 +240,15 @@ def test_a_parameter_of_another_layer_that_is_used_now_and_then_is_refused_where
 
     with pytest.raises(ConfigError, match="a layer, or the loss, uses a parameter of another layer"):
         alone_and_cut(make)
+
+
+def test_the_first_micro_batch_of_a_layer_in_a_process_is_not_timed(monkeypatch):
+    """It allocates, and libraries set themselves up: it says nothing of those that follow."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks), monotonic=lambda: 0.0)
+    monkeypatch.setattr(layer_runner, "time", clock)
+    step = Step(lambda: [linear(3)], [0, 1], nn.functional.cross_entropy, samples)
+    for timed in (MICRO_BATCHES - 1, MICRO_BATCHES):
+        done = step.done[0]
+        assert (done.micro_batches[0], done.forward_s[0], done.backward_s[0]) == (timed, timed, timed)
+        step._attempt([0, 1], samples)

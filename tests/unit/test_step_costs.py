@@ -15,6 +15,8 @@ OTHER = SimpleNamespace(
     predicted_us=900_000.0, computing_us=700_000.0, parameters_us=50_000.0, moving_us=0.0, laid="other"
 )
 
+TREES = (((("b", "a"),), 1.0),)
+
 
 def hear(costs, *said, members=("a", "b")):
     sums: dict = {}
@@ -35,9 +37,9 @@ def test_what_a_step_took_beyond_its_parts_is_the_rest():
     costs.ended(5, RUNNING, 11.25, 0.1)
     hear(costs, costs.measured({}, "a", (), {}))
     assert (costs.step_us, costs.rest_us) == (100_000, 250_000)
-    assert costs.predicted(RUNNING).total_us == 1_250_000
+    assert costs.begin(RUNNING).total_us == 1_250_000
     assert (
-        str(costs.predicted(RUNNING))
+        str(costs.begin(RUNNING))
         == "predicted 1250.0 ms a step (700.0 computing, 50.0 parameters, 150.0 sums, 100.0 optimizer, 250.0 rest)"
     )
 
@@ -60,9 +62,9 @@ def test_one_step_that_takes_long_is_not_expected_again():
 def test_a_step_never_takes_less_than_its_computing():
     costs = StepCosts(2)
     hear(costs, {"rest": (-5e6, 1.0)})
-    assert costs.predicted(RUNNING).total_us == RUNNING.computing_us
+    assert costs.begin(RUNNING).total_us == RUNNING.computing_us
     assert (
-        str(costs.predicted(RUNNING))
+        str(costs.begin(RUNNING))
         == "predicted 700.0 ms a step (700.0 computing, 50.0 parameters, 150.0 sums, -200.0 rest)"
     )
 
@@ -89,7 +91,7 @@ def test_a_probe_counts_until_traffic_tells_more():
     for _ in range(2):
         at_b = costs.measured({}, "b", "ab", {"a": LinkReading(sent_bps=1e8)})
         hear(costs, at_b, costs.measured({}, "a", "ab", reading(rate_bps=5e8)))
-    assert costs.rates_mbit == {("b", "a"): 100}
+        assert costs.rates_mbit == {("b", "a"): 100}, "at once: a probe is made beside a start"
 
 
 def test_a_later_probe_counts_where_no_traffic_has_told_more():
@@ -174,6 +176,52 @@ def test_state_that_moves_is_in_what_the_first_step_is_to_take_and_not_in_its_re
     costs.ended(5, first, 11.55, 0.1)  # Other keepers, and the pipelines of before.
     hear(costs, costs.measured({}, "a", (), {}))
     assert costs.rest_us == 250_000
-    assert costs.predicted(first).total_us == 1_550_000 and costs.predicted(RUNNING).total_us == 1_250_000
-    assert str(costs.predicted(first)).startswith("predicted 1250.0 ms a step (700.0 computing, ")
-    assert str(costs.predicted(first)).endswith("), the first 300.0 ms more for state that moves")
+    assert costs.begin(first).total_us == 1_550_000 and costs.begin(RUNNING).total_us == 1_250_000
+    assert str(costs.begin(first)).startswith("predicted 1250.0 ms a step (700.0 computing, ")
+    assert str(costs.begin(first)).endswith("), the first 300.0 ms more for state that moves")
+
+
+def test_steps_of_the_same_pipelines_are_predicted_by_what_the_last_ones_took():
+    """Costs and rates that are measured anew, above all after a start, change no step that runs as before."""
+    costs, corrected = StepCosts(2), SimpleNamespace(**{**vars(RUNNING), "predicted_us": 5e6})
+    assert costs.begin(RUNNING).total_us == 900_000
+    costs.ended(4, RUNNING, 10.0, 0.0)
+    costs.ended(5, RUNNING, 12.0, 0.0)
+    assert costs.begin(RUNNING).total_us == costs.begin(corrected).total_us == 2_000_000
+    costs.ended(6, RUNNING, 13.0, 0.0)
+    assert costs.begin(RUNNING).total_us == 1_000_000
+    assert costs.begin(RUNNING, TREES).total_us == costs.begin(OTHER).total_us == 900_000
+
+
+def test_the_first_step_of_new_pipelines_counts_where_nothing_else_is_known():
+    for known, then_us in (({}, 3_000_000), ({"rest": (7.0, 1.0)}, 900_007)):
+        costs = StepCosts(2)
+        hear(costs, known)
+        costs.ended(4, OTHER, 10.0, 0.0)
+        costs.begin(RUNNING)
+        costs.ended(5, RUNNING, 13.0, 0.0)
+        assert costs.begin(RUNNING).total_us == then_us
+
+
+def test_what_steps_took_over_another_link_is_forgotten_but_for_the_one_that_was_slow_with_it():
+    costs = StepCosts(2)
+    hear(costs, costs.measured({}, "a", "ab", reading(sent_bps=1e9)))
+    costs.begin(RUNNING)
+    for round, now_s in enumerate((10.0, 12.0, 14.0)):
+        costs.ended(round, RUNNING, now_s, 0.0)
+    for round in (3, 4):
+        hear(costs, costs.measured({}, "a", "ab", reading(sent_bps=1e8)))
+        costs.ended(round, RUNNING, 20.0 + 20 * round, 0.0)
+    assert costs.begin(RUNNING).total_us == 20_000_000
+    assert "rest" not in costs.measured({}, "a", (), {}), "it was predicted with the link of before"
+
+
+def test_a_prediction_that_rests_on_no_step_says_so():
+    costs = StepCosts(2)
+    assert str(costs.begin(RUNNING)).endswith("150.0 sums), a first guess")
+    hear(costs, {"rest": (7.0, 1.0)})
+    assert str(costs.begin(RUNNING)).endswith("rest)")
+    assert costs.begin(RUNNING, TREES).is_guess, "who was alone knows nothing of links"
+    hear(costs, costs.measured({}, "a", "ab", reading(sent_bps=1e9)))
+    hear(costs, {"rest": (7.0, 1.0)})
+    assert not costs.begin(RUNNING, TREES).is_guess
