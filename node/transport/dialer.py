@@ -22,6 +22,7 @@ from .sockets import Sockets
 from .turns import Sink, Turns
 
 NOT_THERE = "it does not accept connections (refused, or no route)"
+HANGS = "it accepts connections, and no answer comes in {:g} s (it hangs, or large packets do not get through: MTU)"
 CHECK_S = 1.5  # For a `check` to connect: less than a joiner waits for its links. Greeting may take longer.
 MAX_TRIED = 3  # Addresses of one name that are dialled.
 
@@ -197,7 +198,8 @@ class Dialer:
             self._try_next(link)
             return
         self._say_bye(link, "your answer came too late")
-        self.failed(link, f"no answer in {patience_s:g} s")
+        connected = link.control is not None and link.control.port.connected
+        self.failed(link, (HANGS if connected else "no answer in {:g} s").format(patience_s))
 
     def _say_bye(self, link: PeerLink, reason: str) -> None:
         for conn in link.conns():  # The other end may have opened the link by now.
