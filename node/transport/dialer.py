@@ -22,9 +22,16 @@ from .sockets import Sockets
 from .turns import Sink, Turns
 
 NOT_THERE = "it does not accept connections (refused, or no route)"
-HANGS = "it accepts connections, and no answer comes in {:g} s (it hangs, or large packets do not get through: MTU)"
 CHECK_S = 1.5  # For a `check` to connect: less than a joiner waits for its links. Greeting may take longer.
 MAX_TRIED = 3  # Addresses of one name that are dialled.
+
+
+def hangs(patience_s: float) -> str:
+    """Why there is no link to who accepts a connection and says nothing."""
+    return (
+        f"it accepts connections, and no answer comes in {patience_s:g} s (it hangs, or large packets do not get "
+        "through: MTU)"
+    )
 
 
 class Dialer:
@@ -199,7 +206,7 @@ class Dialer:
             return
         self._say_bye(link, "your answer came too late")
         connected = link.control is not None and link.control.port.connected
-        self.failed(link, (HANGS if connected else "no answer in {:g} s").format(patience_s))
+        self.failed(link, hangs(patience_s) if connected else f"no answer in {patience_s:g} s")
 
     def _say_bye(self, link: PeerLink, reason: str) -> None:
         for conn in link.conns():  # The other end may have opened the link by now.

@@ -14,7 +14,7 @@ from test_transport import nodes, real
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.transport import links, local
 from chaosnet.node.transport.descriptors import borrowed
-from chaosnet.node.transport.dialer import HANGS
+from chaosnet.node.transport.dialer import hangs
 from chaosnet.node.transport.sockets import UNACKNOWLEDGED_MS
 
 pytestmark = pytest.mark.realtime
@@ -134,7 +134,7 @@ async def test_where_only_small_packets_get_through_no_link_opens() -> None:
             small_packets_only(a[0].address, back) as way,
         ):
             b[0].dial(way)
-            assert (await b[1].until("dial_failed"))[2] == HANGS.format(0.5)
+            assert (await b[1].until("dial_failed"))[2] == hangs(0.5)
             assert b[1].count("opened") == 0
 
 
