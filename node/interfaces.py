@@ -33,9 +33,14 @@ def unheard(listen: str, told: tuple[str, ...]) -> str:
     """Why other machines will not find a node that listens at `listen` and tells `told`; "" if they may."""
     if not listen or Endpoint.parse(listen).host not in ANY_HOST:
         return ""
-    here = Endpoint.parse(told[0])
+    here, asked = Endpoint.parse(told[0]), Endpoint.parse(listen)
     if here.host != "127.0.0.1":
         return ""
+    if asked.host != "::" and _own(v6=True):
+        return (
+            f"this machine has addresses of IPv6 only, and this node listens to IPv4: others are told {here.place}, "
+            f"where only nodes of this machine reach it. Start it again with --listen [::]:{asked.port}"
+        )
     return (
         f"this machine has no network now: others are told {here.place}, where only nodes of this machine reach it. "
         "Start it again once there is one"

@@ -102,11 +102,12 @@ def _wait(view: View, reports: list[Report], silent: dict[str, float], step: int
     if silent:
         return Wait(tuple(silent), since_s, sentences.silent(len(silent), min(silent.values())))
     late = [report for report in reports if report.step == step and report.idle_s]
+    pulling = [report for report in late if report.pulls_state]  # The scripts of the others wait for these.
     if late:
-        pulls = all(report.pulls_state for report in late)
-        one = "it pulls the state" if pulls else "its script has not called update()"
-        many = "they pull the state" if pulls else "their scripts have not called update()"
-        return Wait(tuple(report.node for report in late), since_s, one if len(late) == 1 else many)
+        one = "it pulls the state" if pulling else "its script has not called update()"
+        many = "they pull the state" if pulling else "their scripts have not called update()"
+        named = tuple(report.node for report in pulling or late)
+        return Wait(named, since_s, one if len(named) == 1 else many)
     found = _lacking(reports, view.member_set)
     if found is None:
         others = tuple(report.node for report in reports if report.step < step) or ("the sum",)

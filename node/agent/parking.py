@@ -85,9 +85,7 @@ class Parking:
             text = f"the others went on without {node.me}: it joins them as soon as it reaches one"
         elif lives := self.doubted():
             names, ok = ", ".join(name for name, _ in lives), True
-            text = (
-                f"{node.me} goes on without {names}, which counts as dead; if it lives, it has to join anew"
-            )
+            text = f"{node.me} goes on without {names}; who of them lives has to join anew"
             told += [
                 Happened("declared dead", name, f"a person told {node.me} so", node.sync.step) for name, _ in lives
             ]  # fmt: skip

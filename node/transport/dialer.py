@@ -26,6 +26,14 @@ CHECK_S = 1.5  # For a `check` to connect: less than a joiner waits for its link
 MAX_TRIED = 3  # Addresses of one name that are dialled.
 
 
+def hangs(patience_s: float) -> str:
+    """Why there is no link to who accepts a connection and says nothing."""
+    return (
+        f"it accepts connections, and no answer comes in {patience_s:g} s (it hangs, or large packets do not get "
+        "through: MTU)"
+    )
+
+
 class Dialer:
     """Dials addresses. A `check` ends as soon as the other end has said who it is."""
 
@@ -197,7 +205,8 @@ class Dialer:
             self._try_next(link)
             return
         self._say_bye(link, "your answer came too late")
-        self.failed(link, f"no answer in {patience_s:g} s")
+        connected = link.control is not None and link.control.port.connected
+        self.failed(link, hangs(patience_s) if connected else f"no answer in {patience_s:g} s")
 
     def _say_bye(self, link: PeerLink, reason: str) -> None:
         for conn in link.conns():  # The other end may have opened the link by now.

@@ -22,6 +22,9 @@ MAX_WORDS_BYTES = 4096
 """Of a Hello or an introduction: to unpack what a stranger sends takes many times its size in memory."""
 
 
+PADDING = bytes(3000)  # Two packets of Ethernet's 1500 bytes.
+
+
 def new_incarnation() -> str:
     return secrets.token_hex(8)
 
@@ -50,6 +53,7 @@ class Identity:
             client=self.client,
             check=check,
             machine=self.machine,
+            padding=PADDING,
         )
 
     def refusal(self, hello: Hello) -> str:

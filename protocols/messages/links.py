@@ -22,6 +22,8 @@ class Hello(Message, frozen=True, kw_only=True):
     check: bool = False  # Only to see who answers here: no link follows.
     # Equal on one machine (and in one network namespace) only.
     machine: Annotated[str, Meta(max_length=64)] = ""
+    # So that it takes packets of full size: where only small ones get through, no link opens.
+    padding: Annotated[bytes, Meta(max_length=3072)] = b""
 
 
 class Bye(Message, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from test_transport import nodes, real
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.transport import links, local
 from chaosnet.node.transport.descriptors import borrowed
+from chaosnet.node.transport.dialer import hangs
 from chaosnet.node.transport.sockets import UNACKNOWLEDGED_MS
 
 pytestmark = pytest.mark.realtime
@@ -94,6 +95,47 @@ async def test_who_still_holds_a_dead_link_answers_over_the_one_that_its_peer_ha
         assert await b[1].until("bulk") == ("bulk", "a", b"more")
         await asyncio.sleep(links.LINGER_S + 0.2)
         assert len(a[0].acceptor.conns) == 2, "the dead connections are still held"
+
+
+@asynccontextmanager
+async def small_packets_only(address: str, back: bool) -> AsyncIterator[str]:
+    """A way to `address` over which large packets get lost; `back`: only those that come from there."""
+    tasks: list[asyncio.Task[None]] = []
+    writers: list[asyncio.StreamWriter] = []
+
+    async def small(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: float) -> None:
+        while 0 < len(data := await reader.read(1 << 16)) <= limit:
+            writer.write(data)
+
+    async def accepts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_there = await asyncio.open_connection("127.0.0.1", Endpoint.parse(address).port)
+        limits = (1e9, 1200) if back else (1200, 1e9)
+        ends = (reader, to_there), (there, writer)
+        tasks.extend(asyncio.create_task(small(*end, limit)) for end, limit in zip(ends, limits, strict=True))
+        writers.extend((writer, to_there))
+
+    server = await asyncio.start_server(accepts, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        for writer in writers:
+            writer.close()
+
+
+@real
+async def test_where_only_small_packets_get_through_no_link_opens() -> None:
+    """It opened, was chosen for sums, and held each step up until TCP gave up (25 s), again and again."""
+    for back in (False, True):
+        async with (
+            nodes("a", "b", dial_timeout_s=0.5) as [a, b],
+            small_packets_only(a[0].address, back) as way,
+        ):
+            b[0].dial(way)
+            assert (await b[1].until("dial_failed"))[2] == hangs(0.5)
+            assert b[1].count("opened") == 0
 
 
 @real

@@ -48,6 +48,13 @@ def test_without_a_network_it_says_that_only_this_machine_reaches_it(interfaces,
     assert "no network now: others are told 127.0.0.1:5555" in unheard("0.0.0.0:5555", told)
 
 
+def test_on_a_network_of_ipv6_alone_it_says_how_to_listen_there(interfaces):
+    """It was said that there is no network. With a cluster's name each node founded one."""
+    interfaces("2001:db8::7")
+    assert unheard("0.0.0.0:0", advertised("0.0.0.0:5555")).endswith("Start it again with --listen [::]:0")
+    assert unheard("[::]:0", advertised("[::]:5555")) == ""
+
+
 @pytest.mark.parametrize("listen", ["127.0.0.1:5555", "10.0.0.7:5555", ""])
 def test_who_has_named_one_interface_or_none_means_it(interfaces, listen):
     interfaces()

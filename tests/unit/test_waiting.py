@@ -74,6 +74,8 @@ def test_several_are_named_and_who_pulls_the_state_is_not_blamed():
     bench = Bench()
     [told] = bench.after(3, c={"idle_s": 3, "pulls_state": True})
     assert told.detail == "3 s so far: it pulls the state"
+    [told] = Bench().after(3, b={"idle_s": 3}, c={"idle_s": 3, "pulls_state": True})
+    assert (told.node, told.detail) == ("c", "3 s so far: it pulls the state"), "b's script waits for c"
 
 
 def test_of_who_is_stopped_or_cut_off_it_is_told_that_nothing_comes():
