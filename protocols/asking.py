@@ -136,7 +136,9 @@ class Asking:
         self.missed: set[str] = set()  # Seeds to dial again: they did not answer, but others did.
         self.final: set[str] = set()  # Seeds that will not have us.
         self.mine: set[str] = set()
-        self.heard_earlier_s: dict[str, float] = {}  # Who is to found before us: when it asked last.
+        self.earlier: dict[
+            str, tuple[_Rank, float]
+        ] = {}  # Who is to found before us, and when it last asked.
         self.knocks, self.knock_every_s = 0, KNOCK_EVERY_S
         self.waits = ""
         self.found_member = ""  # Who says that there is a cluster; then we found none.
@@ -152,9 +154,7 @@ class Asking:
         match self.standing.state, event:
             case _, Received(_, ScaleOutRequest(founds=True) as rival):
                 if self.otherwise is Otherwise.FOUND and _rank(rival) < _rank(self.request):
-                    self.heard_earlier_s[rival.node] = now_s
-                    if not rival.place:  # No list may lead back to it, when it founds and hangs up on us.
-                        self.learn(way for way in rival.addresses if way not in self.request.addresses)
+                    self._heard_earlier(rival, now_s)
             case _, SeedsFound(addresses):
                 new = self.learn(addresses)  # Who is there may want to found, too, and then hears of us.
                 return [] if self.scheduler else [Dial(seed) for seed in new[:MAX_KNOCKS]]
@@ -201,10 +201,21 @@ class Asking:
         self.cluster_said = said
         return [Progress(f"the cluster answers: {said}")]
 
+    def _heard_earlier(self, rival: ScaleOutRequest, now_s: float) -> None:
+        """`rival` is to found before us. Learn where it is, unless another is to found before it.
+
+        No list may lead back to it, when it founds and hangs up on us. But if each of many that start at once dialled
+        all others, their requests and news of links would fill all links.
+        """
+        self.earlier[rival.node] = _rank(rival), now_s
+        if not rival.place and self.waits_for(now_s) == rival.node:
+            self.learn(way for way in rival.addresses if way not in self.request.addresses)
+
     def waits_for(self, now_s: float) -> str:
-        """The node that is to found before us; "" if none is."""
-        heard = self.heard_earlier_s.items()
-        return min((node for node, at_s in heard if now_s < at_s + EARLIER_HEARD_S), default="")
+        """The node that is to found before us and all others; "" if none is."""
+        earlier = self.earlier.items()
+        heard = [(rank, node) for node, (rank, at_s) in earlier if now_s < at_s + EARLIER_HEARD_S]
+        return min(heard)[1] if heard else ""
 
     def planned_by(self, scheduler: str) -> None:
         """The scheduler has answered."""
@@ -384,6 +395,9 @@ class Asking:
         return [JoinFailed(reason, spec, lasting)]
 
 
-def _rank(request: ScaleOutRequest) -> tuple[bool, int, str]:
+_Rank = tuple[bool, int, str]
+
+
+def _rank(request: ScaleOutRequest) -> _Rank:
     """Of all nodes that would found a cluster, the one with the least rank does."""
     return (request.place == 0, request.place, request.node)

@@ -13,10 +13,9 @@ from .effects import Effect, Transmit
 from .messages import EVERYONE, Farewell, LinkNews, Losses, Outlived, ViewKey
 from .messages.fields import MAX_NODES
 from .overlay import LinkState, News, Overlay
-from .relay import Relay
+from .relay import ONE_LIFE, Relay
 
 ECHO_S = 1.0  # Many may tell us the same of an earlier life of ours at once; one answer does.
-OVERTAKEN = 1 << 20  # News of one life that overtake each other differ by less; lives by more.
 
 
 class LinkReporter:
@@ -91,7 +90,7 @@ class LinkReporter:
             if news.version < known.version:  # Somebody had not heard yet.
                 echo = (news.peer, news.version) == self.outdone[:2] and now_s < self.outdone[2]
                 return [] if echo else self.tell(news.peer, known.state, key, known.peer_life)
-        elif news.life and known is not None and known.version - news.version > OVERTAKEN:
+        elif news.life and known is not None and known.version - news.version > ONE_LIFE:
             told = self.overlay.known(news.reporter, news.peer)
             return self.relay.send(news.reporter, told) if told else []
         return None

@@ -12,7 +12,10 @@ from __future__ import annotations
 from .effects import Effect, Transmit
 from .messages import EVERYONE, MAX_NODES, Envelope, Report, Routed
 
-SEEN_PER_SOURCE = 512  # Serials remembered; far more than are ever under way from one source.
+SEEN_PER_SOURCE = (
+    512  # Serials remembered; more than are under way from one source, unless nodes are seconds late.
+)
+ONE_LIFE = 1 << 20  # Serials of one life differ by less, and lives by more: they are numbered by nanoseconds.
 LIVES_KEPT = 16  # Of one name: more than can be started while an envelope is under way.
 MAX_SOURCES = 2 * MAX_NODES  # One that is forgotten while its envelopes are under way could flood in circles.
 _WINDOW = (1 << SEEN_PER_SOURCE) - 1
@@ -23,7 +26,8 @@ class _Seen:
 
     A process may be started again with its clock put back, and be told of its earlier life a moment later:
     each time its serials go on far away, while what it had sent before still floods. What is in none of the
-    windows passes for new, so with one window too few, envelopes would flood in circles for ever.
+    windows passes for new, so with one window too few, envelopes would flood in circles for ever. So would they on
+    nodes that are seconds late, if what is older than all that is remembered of its life passed for new.
     """
 
     __slots__ = ("windows",)
@@ -40,10 +44,12 @@ class _Seen:
         newest, bits = self.windows.pop(place)
         ahead = serial - newest
         if ahead > 0:
-            self.windows.insert(0, (serial, (bits << ahead | 1) & _WINDOW))
+            earlier = bits << ahead if ahead < SEEN_PER_SOURCE else 0
+            self.windows.insert(0, (serial, (earlier | 1) & _WINDOW))
             return True
-        self.windows.insert(0, (newest, bits | 1 << -ahead))
-        return not bits >> -ahead & 1
+        is_new = self._is_new(newest, bits, serial)
+        self.windows.insert(0, (newest, bits | 1 << -ahead if is_new else bits))
+        return is_new
 
     def has(self, serial: int) -> bool:
         """Was this serial here?"""
@@ -51,14 +57,19 @@ class _Seen:
         if place is None:
             return False
         newest, bits = self.windows[place]
-        return serial <= newest and bool(bits >> newest - serial & 1)
+        return not self._is_new(newest, bits, serial)
 
     def _place(self, serial: int) -> int | None:
-        """The window that a serial belongs to."""
+        """The window that a serial belongs to: that of its life."""
         for place, (newest, _) in enumerate(self.windows):
-            if -SEEN_PER_SOURCE < serial - newest < SEEN_PER_SOURCE:
+            if -ONE_LIFE < serial - newest < ONE_LIFE:
                 return place
         return None
+
+    @staticmethod
+    def _is_new(newest: int, bits: int, serial: int) -> bool:
+        behind = newest - serial
+        return behind < 0 or (behind < SEEN_PER_SOURCE and not bits >> behind & 1)
 
 
 class Relay:

@@ -154,7 +154,7 @@ def test_no_event_of_one_cluster_shows_in_another_though_their_founders_had_a_li
     cluster.settle(0.1)
     assert cluster.agent("n1").relay.peers == {"n2"}
     for name in ("n1", "n2"):  # As it was when both founded: neither had heard of the other's wish.
-        cluster.agent(name).joiner.asking.heard_earlier_s.clear()
+        cluster.agent(name).joiner.asking.earlier.clear()
         cluster.agent(name).joiner.asking.seeds = ("n9:1",)
         cluster.agent(name).joiner.asking.give_up_at_s = cluster.nodes[name].clock.reads(cluster.now_s)
         cluster.agent(name).joiner.standing.wake_at_s = cluster.agent(name).joiner.asking.give_up_at_s
