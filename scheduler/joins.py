@@ -34,7 +34,8 @@ from .views import Entrant, Promote, Votes
 
 MAX_NEIGHBORS = 64  # Named in one NegotiationPlan.
 # A member that reports so long after a later process of its name has asked is another node; as RIVAL_S of the
-# transport. Less than until a joiner asks again.
+# transport. And one that asks so long after it has asked does not know that it is a member. Less than until a joiner
+# asks again.
 NAMESAKE_S = 2.5
 
 
@@ -52,7 +53,7 @@ class Joins:
         self.stepped_in = (0, 0)  # The view after the last step.
         # Members whose name a later process has asked for: its life, and when it asked first.
         self.namesakes: dict[str, tuple[int, float]] = {}
-        self.astray: set[str] = set()  # Members that have asked once to be let in.
+        self.astray_s: dict[str, float] = {}  # Members that have asked to be let in: since when.
 
     @property
     def admit_at_s(self) -> float | None:
@@ -139,15 +140,15 @@ class Joins:
         """A member asks to be let in. Has it lost touch just before the view that made it a member?
 
         Then it does not know of that view, and all would wait for it. But the request may be an old one: the member
-        may know by now, or have said itself that it does not (AbortRequest). If it asks twice, it does not know.
+        may know by now, or have said itself that it does not (AbortRequest). If it asks again, it does not know; but
+        two old requests may wait at a scheduler that is seconds late.
         """
         node = request.node
         if not request.again or self.tenure.flush is not None:
             return []
-        if node not in self.astray:
-            self.astray.add(node)
+        if now_s < self.astray_s.setdefault(node, now_s) + NAMESAKE_S:
             return []
-        self.astray.discard(node)
+        del self.astray_s[node]
         self.flushes.goes_without_state(node)
         return self.flushes.start(f"{node} asks to be let in again", now_s)
 
@@ -205,7 +206,7 @@ class Joins:
             )
             effects += tenure.send(joining.node, message)
         self._forget_members(view)
-        self.astray &= view.member_set
+        self.astray_s = {node: since_s for node, since_s in self.astray_s.items() if node in view.member_set}
         self.namesakes = {node: each for node, each in self.namesakes.items() if node in view.member_set}
         return effects
 

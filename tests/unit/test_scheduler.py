@@ -595,7 +595,9 @@ def test_a_member_without_state_is_let_go_also_if_nobody_has_completed_a_step_ye
 
 
 def test_a_member_that_asks_to_be_let_in_does_not_know_of_its_membership_and_is_let_go(bench):
-    assert join(bench, node="c", again=True) == ([], [])  # It may have asked just before it became one.
+    for _ in range(2):  # It may have asked just before it became one, and twice if this node is seconds late.
+        assert join(bench, node="c", again=True) == ([], [])
+    bench.now_s += NAMESAKE_S
     _, [(_, flush)] = join(bench, node="c", again=True)
     assert isinstance(flush, Flush)
     for node in "abc":
