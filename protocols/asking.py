@@ -322,7 +322,7 @@ class Asking:
     def ask(self, now_s: float) -> list[Effect]:
         """Send the request to all in reach."""
         at_s = now_s + ASK_EVERY_S
-        if self.otherwise is Otherwise.FOUND and self.give_up_at_s is not None:
+        if self.may_found and self.give_up_at_s is not None:
             at_s = min(at_s, max(self.give_up_at_s, now_s + HEAR_OUT_S))
         self.ask_again_at_s = at_s
         self.standing.go(JoinState.ASKED, self._soon(now_s))

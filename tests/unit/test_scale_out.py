@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from chaosnet.protocols.addresses import AddressBook
-from chaosnet.protocols.asking import ASK_EVERY_S, HERE, KNOCK_EVERY_S, MAX_UNANSWERED, JoinState
+from chaosnet.protocols.asking import ASK_EVERY_S, HERE, KNOCK_EVERY_S, MAX_UNANSWERED, JoinState, Otherwise
 from chaosnet.protocols.effects import (
     Dial,
     DiscardState,
@@ -389,6 +389,19 @@ def test_it_gives_up_on_a_cluster_that_does_not_go_on(bench):
         bench.after(ASK_EVERY_S)
     [failed] = bench.after(ASK_EVERY_S)
     assert failed == JoinFailed("the cluster does not go on: asked 9 times (no answer)")
+
+
+def test_who_might_have_founded_is_as_patient_with_a_cluster_that_has_answered(bench):
+    """It asked once a second from then on, and gave up on a busy scheduler after 9 s."""
+    bench.joiner.asking.otherwise = Otherwise.FOUND
+    bench.handle(Tick())
+    bench.open("a")
+    bench.plan(A)
+    bench.examined("a", 1e6)
+    bench.after(30.0)  # No plan came, and by now it would have founded.
+    for _ in range(MAX_UNANSWERED - 1):
+        assert bench.after(ASK_EVERY_S - 0.1) == [] and bench.joiner.state is JoinState.ASKED
+        assert bench.after(0.1) != []
 
 
 def test_who_was_not_answered_asks_the_members_too_and_waits_as_long_as_one_says_that_there_is_a_cluster(
