@@ -154,7 +154,11 @@ class Asking:
         match self.standing.state, event:
             case _, Received(_, ScaleOutRequest(founds=True) as rival):
                 if self.otherwise is Otherwise.FOUND and _rank(rival) < _rank(self.request):
-                    self._heard_earlier(rival, now_s)
+                    self.earlier[rival.node] = _rank(rival), now_s
+                    # No list may lead back to it, when it founds and hangs up on us. But where many start at once,
+                    # links of all to all would carry little but news of each other.
+                    if not rival.place and self.waits_for(now_s) == rival.node:
+                        self.learn(way for way in rival.addresses if way not in self.request.addresses)
             case _, SeedsFound(addresses):
                 new = self.learn(addresses)  # Who is there may want to found, too, and then hears of us.
                 return [] if self.scheduler else [Dial(seed) for seed in new[:MAX_KNOCKS]]
@@ -200,16 +204,6 @@ class Asking:
             return []
         self.cluster_said = said
         return [Progress(f"the cluster answers: {said}")]
-
-    def _heard_earlier(self, rival: ScaleOutRequest, now_s: float) -> None:
-        """`rival` is to found before us. Learn where it is, unless another is to found before it.
-
-        No list may lead back to it, when it founds and hangs up on us. But if each of many that start at once dialled
-        all others, their requests and news of links would fill all links.
-        """
-        self.earlier[rival.node] = _rank(rival), now_s
-        if not rival.place and self.waits_for(now_s) == rival.node:
-            self.learn(way for way in rival.addresses if way not in self.request.addresses)
 
     def waits_for(self, now_s: float) -> str:
         """The node that is to found before us and all others; "" if none is."""
