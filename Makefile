@@ -3,38 +3,30 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-computed test-realtime test-sham test-accelerator dashboard-test soak lint format bench site wheel-test clean docker-image docker-rates testbed-docker testbed-slurm pages-test
+.PHONY: demo test test-all test-accelerator dashboard-test soak lint format bench site wheel-test clean docker-image docker-rates testbed-docker testbed-slurm pages-test
 
 demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
 
 # Tests go on side by side, in their order: the longest modules are among the first, so no worker is left alone with one
 # at the end. Those of real processes wait more than they compute, so there are half as many more of them as processors;
-# and they are timed, so what fails is run once more, alone. With `make --jobs 3` the others run beside them, in what
-# they leave of the processors.
+# and they are timed, so what fails is run once more, alone.
 BY_MODULE := --dist loadscope --no-loadscope-reorder
-PYTEST := $(BIN)/python -m pytest
-SIDE_BY_SIDE := nice -n 19 $(PYTEST) -n auto $(BY_MODULE)
-WAITING = $(PYTEST) -o cache_dir=.pytest_cache/realtime
-AT_ONCE = -n $$($(BIN)/python -c "import os; print(3 * os.cpu_count() // 2)") $(BY_MODULE)
+SIDE_BY_SIDE := -n auto $(BY_MODULE)
+WAITING = -n $$($(BIN)/python -c "import os; print(3 * os.cpu_count() // 2)") $(BY_MODULE)
 ALONE := --last-failed --last-failed-no-failures none -rf
+# In a process of its own: where the sham device is loaded, torch.accelerator finds it ever after.
+SHAM := CHAOSNET_TEST_DEVICE=sham $(BIN)/python -m pytest tests/accelerator
 
 test: $(VENV)/installed
-	$(SIDE_BY_SIDE) -m "not slow and not realtime"
-	$(WAITING) $(AT_ONCE) -m "not slow and realtime" || $(WAITING) $(ALONE) -m realtime
-	$(MAKE) test-sham
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not realtime"
+	$(BIN)/python -m pytest $(WAITING) -m "not slow and realtime" || $(BIN)/python -m pytest $(ALONE) -m realtime
+	$(SHAM)
 
-test-all: test-computed test-realtime test-sham
-
-test-computed: $(VENV)/installed
-	$(SIDE_BY_SIDE) -m "not realtime"
-
-test-realtime: $(VENV)/installed
-	$(WAITING) $(AT_ONCE) -m realtime || $(WAITING) $(ALONE) -m realtime
-
-# In a process of its own: where the sham device is loaded, torch.accelerator finds it ever after.
-test-sham: $(VENV)/installed
-	CHAOSNET_TEST_DEVICE=sham $(PYTEST) tests/accelerator
+test-all: $(VENV)/installed
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not realtime"
+	$(BIN)/python -m pytest $(WAITING) -m realtime || $(BIN)/python -m pytest $(ALONE) -m realtime
+	$(SHAM)
 
 # On the device that torch.accelerator finds; `make test` has these tests run on one that only behaves like one.
 test-accelerator: $(VENV)/installed
