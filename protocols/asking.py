@@ -136,9 +136,7 @@ class Asking:
         self.missed: set[str] = set()  # Seeds to dial again: they did not answer, but others did.
         self.final: set[str] = set()  # Seeds that will not have us.
         self.mine: set[str] = set()
-        self.earlier: dict[
-            str, tuple[_Rank, float]
-        ] = {}  # Who is to found before us, and when it last asked.
+        self.earlier: dict[str, tuple[_Rank, float]] = {}  # Who is to found before us; when it last asked.
         self.knocks, self.knock_every_s = 0, KNOCK_EVERY_S
         self.waits = ""
         self.found_member = ""  # Who says that there is a cluster; then we found none.

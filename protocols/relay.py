@@ -12,9 +12,7 @@ from __future__ import annotations
 from .effects import Effect, Transmit
 from .messages import EVERYONE, MAX_NODES, Envelope, Report, Routed
 
-SEEN_PER_SOURCE = (
-    512  # Serials remembered; more than are under way from one source, unless nodes are seconds late.
-)
+SEEN_PER_SOURCE = 512  # Serials remembered: more than are under way, unless nodes are seconds late.
 ONE_LIFE = 1 << 20  # Serials of one life differ by less, and lives by more: they are numbered by nanoseconds.
 LIVES_KEPT = 16  # Of one name: more than can be started while an envelope is under way.
 MAX_SOURCES = 2 * MAX_NODES  # One that is forgotten while its envelopes are under way could flood in circles.

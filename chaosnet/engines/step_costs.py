@@ -113,9 +113,8 @@ class StepCosts:
         rest_us = self.rest_us
         if self._took_us:
             rest_us = round(statistics.median_low(self._took_us) - running.predicted_us - step_us)
-        rest_us = max(
-            rest_us, -round(running.parameters_us + sums_us + step_us)
-        )  # No less than computing is left.
+        # No less than computing is left.
+        rest_us = max(rest_us, -round(running.parameters_us + sums_us + step_us))
         knows_links = bool(self.rates_mbit) or not any(edges for edges, _ in trees)
         self._guesses = not self._took_us and not (self._rests_us and knows_links)
         return Predicted(*parts, sums_us, step_us, rest_us, running.moving_us, self._guesses)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from test_transport import nodes, real
+from test_transport import nodes, real, way_to
 
 from chaosnet.node.endpoint import Endpoint
 from chaosnet.node.transport import links, local
@@ -97,32 +97,18 @@ async def test_who_still_holds_a_dead_link_answers_over_the_one_that_its_peer_ha
         assert len(a[0].acceptor.conns) == 2, "the dead connections are still held"
 
 
-@asynccontextmanager
-async def small_packets_only(address: str, back: bool) -> AsyncIterator[str]:
+def small_packets_only(address: str, back: bool) -> AbstractAsyncContextManager[str]:
     """A way to `address` over which large packets get lost; `back`: only those that come from there."""
-    tasks: list[asyncio.Task[None]] = []
-    writers: list[asyncio.StreamWriter] = []
 
-    async def small(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: float) -> None:
-        while 0 < len(data := await reader.read(1 << 16)) <= limit:
+    async def small(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while 0 < len(data := await reader.read(1 << 16)) <= 1200:
             writer.write(data)
 
-    async def accepts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, to_there = await asyncio.open_connection("127.0.0.1", Endpoint.parse(address).port)
-        limits = (1e9, 1200) if back else (1200, 1e9)
-        ends = (reader, to_there), (there, writer)
-        tasks.extend(asyncio.create_task(small(*end, limit)) for end, limit in zip(ends, limits, strict=True))
-        writers.extend((writer, to_there))
+    async def all_of_it(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
 
-    server = await asyncio.start_server(accepts, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        for writer in writers:
-            writer.close()
+    return way_to(address, all_of_it, small) if back else way_to(address, small, all_of_it)
 
 
 @real

@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -178,28 +178,44 @@ async def test_a_check_says_who_answers_and_leaves_no_link() -> None:
         assert not a[1].count("closed") and not b[1].count("closed")
 
 
+Carry = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
+
+
 @asynccontextmanager
-async def far_from(address: str, way_s: float) -> AsyncIterator[str]:
+async def way_to(address: str, there: Carry, back: Carry) -> AsyncIterator[str]:
+    """Where connections lead to an address. `there` and `back` carry the bytes of each direction."""
+    tasks: list[asyncio.Task[None]] = []
+    writers: list[asyncio.StreamWriter] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", Endpoint.parse(address).port)
+        writers.extend((writer, far_writer))
+        for carries in (there(reader, far_writer), back(far_reader, writer)):
+            tasks.append(asyncio.create_task(carries))
+
+    door = socket.create_server(("127.0.0.1", 0))
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # Those that it accepts have it, too.
+    server = await asyncio.start_server(accept, sock=door)
+    try:
+        yield f"127.0.0.1:{door.getsockname()[1]}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        for writer in writers:
+            writer.close()
+
+
+def far_from(address: str, way_s: float) -> AbstractAsyncContextManager[str]:
     """Where connections to an address arrive at once, and bytes take so long, each way."""
-    loop, writers = asyncio.get_running_loop(), []
+    loop = asyncio.get_running_loop()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
         while data := await reader.read(1 << 16):
             loop.call_later(way_s, writer.write, data)
         loop.call_later(way_s, writer.close)
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection(*address.split(":"))
-        await asyncio.gather(carry(reader, there[1]), carry(there[0], writer))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for writer in writers:
-            writer.close()
+    return way_to(address, carry, carry)
 
 
 @real
@@ -695,10 +711,8 @@ async def test_what_a_dead_peer_sent_comes_before_the_news_of_its_death() -> Non
             assert other[1].heard[-1][0] == "closed"
 
 
-@asynccontextmanager
-async def narrow_way_to(address: str, bytes_per_s: float) -> AsyncIterator[str]:
+def narrow_way_to(address: str, bytes_per_s: float) -> AbstractAsyncContextManager[str]:
     """Where connections lead to an address, and carry no more than that, each way."""
-    tasks = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
@@ -706,20 +720,7 @@ async def narrow_way_to(address: str, bytes_per_s: float) -> AsyncIterator[str]:
             await asyncio.sleep(len(data) / bytes_per_s)
         writer.close()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection(*address.split(":"))
-        for way in (carry(reader, there[1]), carry(there[0], writer)):
-            tasks.add(asyncio.create_task(way))
-
-    door = socket.create_server(("127.0.0.1", 0))
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # Those that it accepts have it, too.
-    server = await asyncio.start_server(accept, sock=door)
-    try:
-        yield f"127.0.0.1:{door.getsockname()[1]}"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
+    return way_to(address, carry, carry)
 
 
 @real

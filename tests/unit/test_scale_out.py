@@ -391,6 +391,17 @@ def test_it_gives_up_on_a_cluster_that_does_not_go_on(bench):
     assert failed == JoinFailed("the cluster does not go on: asked 9 times (no answer)")
 
 
+def test_of_all_that_are_to_found_before_it_it_learns_where_the_first_is(bench):
+    """Of 24 that were started at once, each dialled all before it, and 276 links carried news of each other."""
+    asking = bench.joiner.asking
+    asking.otherwise = Otherwise.FOUND
+    for node in "dfbecg":
+        rival = replace(REQUEST, node=node, addresses=(f"{node}:1",), founds=True)
+        bench.handle(Received(node, rival))
+    assert asking.seeds == ("a:1", "x:1", "d:1", "b:1")
+    assert asking.waits_for(bench.now_s) == "b"
+
+
 def test_who_might_have_founded_is_as_patient_with_a_cluster_that_has_answered(bench):
     """It asked once a second from then on, and gave up on a busy scheduler after 9 s."""
     bench.joiner.asking.otherwise = Otherwise.FOUND
