@@ -10,6 +10,8 @@
               Both members share one device: it tells what handing on costs, and not how fast two devices are
     kill      kill -9 in the middle of a step, until the next one is committed, less a step of the pipelines that are
               left: what it takes to notice, to agree, and to begin anew
+    flush     one of four, and of 16, is killed: from the FLUSH until all first stages compute; what a member uses of
+              a processor until then, and to enter the view without the lost one, with its links and trees
 
 `choose` and `kill` need little of a processor. `two` needs two that nobody else uses, and so does `program` for the
 moments in which all four have something to do.
@@ -39,12 +41,13 @@ from .accelerators import device_for
 from .bare_pipelines import bare_step_s
 from .choices import measure_choose
 from .figures import middle_half
+from .flush_watch import Flushed, FlushWatch, times_of
 from .pipelines_size import size_command
 from .processes import Pipe, WorkerFailed, Workers
 
 __all__ = ["pipelines_command", "size_command"]
 
-PARTS = ("program", "two", "choose", "kill")
+PARTS = ("program", "two", "choose", "kill", "flush")
 DEVICE = "device"
 FORWARDS_S = 0.010, 0.030  # Of an emulated layer; backward takes twice as long.
 TOKENS, WIDTH = 64, 256  # Of what goes from one emulated layer to the next, for one micro-batch: 64 kB.
@@ -53,6 +56,7 @@ ROWS, QUICK_ROWS, REAL_WIDTH = 1024, 32, 512  # Of a real one: 2 MB, or less if 
 INNER_WIDTHS = 576, 480
 # On an accelerator a stage is so many feed-forward blocks of GPT-2 small's sizes; a micro-batch is 4 x 1024 tokens.
 DEVICE_DEPTH, DEVICE_WIDTH, DEVICE_ROWS = 8, 768, 4096
+FLUSHED = 1, 4  # Pipelines of four.
 CALM_STEPS = 3  # After a change, before steps count.
 PATIENCE_S = 120.0
 
@@ -61,7 +65,7 @@ class Training(NamedTuple):
     """What a cluster trains.
 
     `rows`: of what real layers are given; 0: they are emulated, and forward takes `forward_s`. `blocks`: layouts that
-    take turns, each for so many steps; "": a plain loop.
+    take turns, each for so many steps; "": a plain loop. `watch`: note flushes instead.
     """
 
     layout: str
@@ -72,6 +76,7 @@ class Training(NamedTuple):
     blocks: tuple[str, ...] = ()
     block_steps: int = 0
     device: str = "cpu"
+    watch: bool = False
 
     @property
     def width(self) -> int:
@@ -140,10 +145,10 @@ class Seen(NamedTuple):
         return [each.count(">") + 1 for each in self.layout.split("|")]
 
 
-def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str, float]]:
+def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str, float]] | list[Flushed]:
     """Trains until it is told to leave. The founder sends what it has seen of each step.
 
-    Returns: blocks of steps, and the seconds of a step in each.
+    Returns: blocks of steps, and the seconds of a step in each; or its flushes.
     """
     from ..pipeline_trainer import PipelineTrainer
     from ..settings.groups import Cluster as At
@@ -156,6 +161,7 @@ def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str,
         stages=task.stages, cluster=At(join=join, name=name, listen="127.0.0.1:0", new=not join), quiet=True,
     )  # fmt: skip
     pipe.send("in" if join else trainer.status().members[0].addresses[0])
+    watch = FlushWatch(trainer, layers[0]) if task.watch else None
     data = task.data()
     plain = _plain_loop(layers, optimizer, data, task)
     turns = _turns(trainer, task, plain) if task.blocks and not join else None
@@ -170,7 +176,7 @@ def _worker(pipe: Pipe, name: str, join: str, task: Training) -> list[tuple[str,
         if turns is not None and len(done.members) > 1:
             blocks += next(turns)
     trainer.request_node_exit()
-    return blocks
+    return watch.seen if watch else blocks
 
 
 def _compiled_s(program: Program, task: Training, layers: int) -> float:
@@ -266,14 +272,16 @@ class Group:
                 _progress(f"{number} of {steps} steps")
         return self.seen[first:]
 
-    def leave(self) -> list[tuple[str, float]]:
-        """All. Returns: what the founder has measured."""
+    def leave(self) -> list[Any]:
+        """All. Returns: what each has measured, the founder first."""
         for name in self.names:
             self.workers.tell(name, "leave")
-        while isinstance(told := self.workers.receive(self.names[0], PATIENCE_S), Seen):
+        return [self._last_of(name) for name in self.names]
+
+    def _last_of(self, name: str) -> Any:
+        while isinstance(told := self.workers.receive(name, PATIENCE_S), Seen | str):
             pass
-        found: list[tuple[str, float]] = told
-        return found
+        return told
 
 
 def _progress(text: str) -> None:
@@ -334,7 +342,7 @@ def measure_two(rounds: int, steps: int, rows: int, device: str = "cpu") -> dict
             changes += changed
             if changed and changes % 2:
                 _progress(f"round {changes // 2} of {rounds + 1}")
-        blocks = group.leave()
+        blocks = group.leave()[0]
     found = {layout: [took_s for name, took_s in blocks if name == layout][1:] for layout in task.blocks}
     ones = [one / two for one, two in zip(found["1"], found["2"], strict=False)]
     plains = [plain / two for plain, two in zip(found[""], found["2"], strict=False)]
@@ -361,13 +369,7 @@ def measure_kill(kills: int, steps: int) -> dict[str, Any]:
             if index:
                 group.start()
             group.until(lambda seen: seen.stages == [2, 2])
-            usual_s = statistics.median(_lengths(group.run(steps)))
-            victim = group.names.pop(1 + index % 3)
-            time.sleep(max(group.seen[-1].at_s + usual_s / 2 - time.monotonic(), 0.0))
-            killed_s = group.workers.kill(victim)
-            while group.next().at_s < killed_s:
-                pass
-            next_s = group.seen[-1].at_s
+            killed_s, next_s = _lose(group, 1 + index % 3, steps)
             for _ in range(CALM_STEPS):
                 group.next()
             step_s.append(statistics.median(_lengths(group.run(steps))))
@@ -379,6 +381,41 @@ def measure_kill(kills: int, steps: int) -> dict[str, Any]:
         "seconds": took_s,
         "median_s": statistics.median(took_s),
         "step_after_s": statistics.median(step_s),
+    }
+
+
+def _lose(group: Group, victim: int, steps: int) -> tuple[float, float]:
+    """Kill one in the middle of a step, after so many usual ones. Returns: when, and when the next was committed."""
+    usual_s = statistics.median(_lengths(group.run(steps)))
+    name = group.names.pop(victim)
+    time.sleep(max(group.seen[-1].at_s + usual_s / 2 - time.monotonic(), 0.0))
+    killed_s = group.workers.kill(name)
+    while group.next().at_s < killed_s:
+        pass
+    return killed_s, group.seen[-1].at_s
+
+
+def measure_flush(kills: int, steps: int, pipelines: int) -> dict[str, Any]:
+    """So many emulated pipelines of four; each loss is made good before the next."""
+    members, moments = 4 * pipelines, []
+    task = Training(f"{pipelines}x4", micro_batches=4 * pipelines, stages=4, watch=True)
+    with Group(task, members) as group:
+        for index in range(kills):
+            if index:
+                group.start()
+            group.until(lambda seen: seen.members == members and seen.stages == [4] * pipelines)
+            moments.append(_lose(group, 1 + index % (members - 1), steps))
+            _progress(f"kill {index + 1} of {kills}")
+        found = group.leave()
+    times = [times_of(found, *each) for each in moments]
+    edits_s = [edit_s for each in times for edit_s in each.edits_s]
+    return {
+        "members": members,
+        "kills": kills,
+        "to_first_s": [each.to_first_s for each in times],
+        "processor_s": statistics.median(each.processor_s for each in times),
+        "edit_median_s": statistics.median(edits_s),
+        "edit_most_s": max(edits_s),
     }
 
 
@@ -405,6 +442,8 @@ def _line(part: str, found: dict[str, Any]) -> str:
         )
     if part == "choose":
         return f"choose: 16 members, one is lost: {'; '.join(map(_choice, found['cases']))}"
+    if part == "flush":
+        return "\n".join(map(_flush_line, found["cases"]))
     each = ", ".join(f"{seconds:.3f}" for seconds in sorted(found["seconds"]))
     return (
         f"kill: kill -9 to the next committed step, less a step ({1e3 * found['step_after_s']:.0f} ms): "
@@ -419,6 +458,16 @@ def _program_line(case: dict[str, Any]) -> str:
         f"{1e3 * case['measured_s']:.1f} ms, compiled {1e3 * case['compiled_s']:.1f} ms, ratio {case['ratio']:.3f} "
         f"(middle half of {case['steps']}: {low:.3f} to {high:.3f}); over bare sockets {case['bare_ratio']:.3f}; "
         f"a plain loop by what its layers are given: {case['plain_ratio']:.3f}"
+    )
+
+
+def _flush_line(case: dict[str, Any]) -> str:
+    each = ", ".join(f"{1e3 * seconds:.0f}" for seconds in sorted(case["to_first_s"]))
+    return (
+        f"flush: {case['members']} members, one is lost: from the first FLUSH until all first stages compute "
+        f"{1e3 * statistics.median(case['to_first_s']):.0f} ms (median of {each}); of a member's processor time "
+        f"{1e3 * case['processor_s']:.0f} ms, {1e3 * case['edit_median_s']:.1f} of them to enter the view (the most: "
+        f"{1e3 * case['edit_most_s']:.1f})"
     )
 
 
@@ -464,6 +513,12 @@ def pipelines_command(parts: str, quick: bool, accelerator: bool, json_file: Pat
         DEVICE: lambda: measure_two(*(1, 3, QUICK_ROWS) if quick else (3, 5, DEVICE_ROWS), device),
         "choose": lambda: measure_choose(3 if quick else 15),
         "kill": lambda: measure_kill(1 if quick else 3, 3 if quick else 5),
+        "flush": lambda: {
+            "cases": [
+                measure_flush(1 if quick else 5, 3 if quick else 5, each)
+                for each in FLUSHED[: 1 if quick else None]
+            ]
+        },
     }
     figures: dict[str, Any] = {"processors": os.cpu_count(), "load_before": os.getloadavg()[0]}
     click.echo(f"{figures['processors']} processors, load {figures['load_before']:.1f} before")

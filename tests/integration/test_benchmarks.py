@@ -225,7 +225,9 @@ def test_options_that_cannot_be_are_told_before_anything_is_measured(command, to
 @pytest.mark.slow
 def test_steps_of_pipelines_are_compared_with_what_they_could_be(tmp_path):
     found = bench(tmp_path / "found.json", "pipelines", "--quick")
-    program, two, choose, kill = (found[part] for part in ("program", "two", "choose", "kill"))
+    program, two, choose, kill, flush = (
+        found[part] for part in ("program", "two", "choose", "kill", "flush")
+    )
     (program,) = program["cases"]
     low, high = program["middle_half"]
     assert 0.99 < low <= program["ratio"] <= high  # Nothing is faster than the layers.
@@ -237,6 +239,9 @@ def test_steps_of_pipelines_are_compared_with_what_they_could_be(tmp_path):
     assert all(case["first_ms"] > 0 for case in choose["cases"])
     assert kill["kills"] == len(kill["seconds"]) == 1
     assert kill["median_s"] > -kill["step_after_s"]
+    (of_four,) = flush["cases"]
+    assert of_four["members"] == 4 and all(seconds > 0 for seconds in of_four["to_first_s"])
+    assert 0 < of_four["edit_median_s"] <= of_four["edit_most_s"] and of_four["processor_s"] > 0
 
 
 @pytest.mark.slow
