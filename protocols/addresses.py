@@ -14,6 +14,8 @@ from .effects import CheckReach, Effect, Transmit
 from .events import NotReached, Reached
 from .messages import Addresses, DialBack, DialBackReply, Member
 
+MAX_HEARD_OF = 256  # The newest.
+
 
 class AddressBook:
     """`given`: what the user says of certain peers (id: address, "" for no way); nothing else is tried then."""
@@ -22,6 +24,7 @@ class AddressBook:
         self.given = dict(given or {})
         self.answered: dict[str, str] = {}  # Peer: where it answered last.
         self._at: dict[str, str] = {}  # Peer: that in numbers.
+        self.heard_of: tuple[str, ...] = ()  # Where nodes of the cluster's name say that they are.
 
     def reached(self, peer: str, address: str, at: str) -> None:
         """`peer` answers there. `at`: see `PeerOpened`."""
@@ -44,6 +47,10 @@ class AddressBook:
         if peer in self.given:
             return tuple(filter(None, (self.given[peer],)))
         return tuple(dict.fromkeys(filter(None, (self.answered.get(peer, ""), *addresses))))
+
+    def hear_of(self, addresses: Addresses) -> None:
+        """Nodes that may be in the cluster, or on the way into it, say that they are there."""
+        self.heard_of = tuple(dict.fromkeys((*addresses, *self.heard_of)))[:MAX_HEARD_OF]
 
     def keep(self, *peers: Collection[str]) -> None:
         """Forget the others: their processes have gone, and another of the same name may live elsewhere."""

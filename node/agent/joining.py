@@ -7,7 +7,7 @@ joiner is a member before it has the state, a streaming one after.
 
 from __future__ import annotations
 
-from ...protocols.asking import MAX_FOUND, JoinState, Otherwise
+from ...protocols.asking import JoinState, Otherwise
 from ...protocols.effects import ClosePeer, DiscardState, Effect, Founded, Joined
 from ...protocols.events import (
     AddressesRead,
@@ -57,7 +57,6 @@ class Joining:
         self.node, self.role, self.recovery, self.reports = node, role, recovery, reports
         self.news: JoinNews | None = None
         self.seeds: tuple[str, ...] = ()  # Where it was told to ask, by the user or by its life before.
-        self.heard_of: tuple[str, ...] = ()  # Where others have said that they are, before it asked.
 
     def routes(self) -> Routes:
         answers = all_to(self.hear, NegotiationPlan, ScaleOutRefused, Answer)
@@ -129,16 +128,11 @@ class Joining:
         )  # fmt: skip
         node.join_by(joiner)
         self.news = JoinNews(joiner, now_s)
-        self.heard_of, heard_of = (), self.heard_of
-        return self.hear(SeedsFound(heard_of), now_s) + self.hear(Tick(), now_s)
+        return self.hear(SeedsFound(node.book.heard_of), now_s) + self.hear(Tick(), now_s)
 
     def on_seeds(self, event: SeedsFound, now_s: float) -> list[Effect]:
-        """Addresses of other nodes have become known, before this node asks or while it does.
-
-        A member ignores them.
-        """
-        if self.node.phase is Phase.OUTSIDE:
-            self.heard_of = tuple(dict.fromkeys((*self.heard_of, *event.addresses)))[:MAX_FOUND]
+        """Addresses of other nodes have become known: a joiner asks there. A member keeps them (missing.py)."""
+        self.node.book.hear_of(event.addresses)
         return self.hear(event, now_s)
 
     def on_addresses(self, event: AddressesRead, now_s: float) -> list[Effect]:

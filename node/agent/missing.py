@@ -102,7 +102,9 @@ class Missing:
         members = [view.find(name) for name in sorted(missing)]
         members += [each for name, each in self.declared.items() if name not in node.relay.peers]
         found = [member for member in members if member]
-        effects: list[Effect] = [Dial(way) for member in found for way in node.book.ways_to(member)]
+        ways = [way for member in found for way in node.book.ways_to(member)]
+        ways += self._elsewhere(view) if missing else []
+        effects: list[Effect] = [Dial(way) for way in dict.fromkeys(ways)]
         # Of whom a later life was heard for so long, it may be an earlier one whose clock had been wrong.
         doubted, self.doubted = self.doubted & missing & node.overlay.lives.reborn, missing
         for member in found:
@@ -110,3 +112,10 @@ class Missing:
                 effects += node.reporter.tell_outlived(member.id, member.life)
         waits = node.parked is not None and node.phase is Phase.MEMBER
         return effects + (node.reporter.repeat(node.member_key) if waits else [])
+
+    def _elsewhere(self, view: View) -> list[str]:
+        """Where nodes of the cluster's name say that they are: a missing member may have got another address."""
+        node = self.node
+        there = [view.find(name) for name in (*node.overlay.reachable, node.me)]
+        known = {way for member in there if member for way in node.book.ways_to(member)}
+        return [way for way in node.book.heard_of if way not in known | {*node.settings.addresses}]

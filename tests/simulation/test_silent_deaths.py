@@ -1,10 +1,13 @@
 """Two nodes, of which one falls silent before it dies; and what a person can do when that proves nothing."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 from scripted import Scripted
 
 from chaosnet.node.agent.node import Phase
-from chaosnet.protocols.events import DialFailed
+from chaosnet.protocols.events import DialFailed, PeerOpened, SeedsFound
 from chaosnet.protocols.liveness import PAIR_PATIENCE_S, PAIR_PROOF_S, PING_EVERY_S
 from chaosnet.simulator.pairs import DEATHS, play
 
@@ -218,25 +221,50 @@ def test_who_was_back_for_a_while_is_lost_anew(pair):
 
 
 class Moving(Scripted):
-    """Nobody finds n1 any more where it had been."""
+    """Nobody finds those that have `moved` where they had been, at port 1: they are at port 2 now."""
 
-    moved = False
+    moved = ()
 
     def _dial(self, node, address):
-        if self.moved and address.startswith("n1:"):
+        name, _, port = address.partition(":")
+        if name in self.moved and port == "1":
             self.later(0.1, lambda: self._event(node, DialFailed(address, "timed out")))
         else:
-            super()._dial(node, address)
+            super()._dial(node, f"{name}:1")
+
+    def _event(self, node, event):
+        if isinstance(event, PeerOpened) and event.dialled and event.peer in self.moved:
+            event = replace(event, address=f"{event.peer}:2", at=f"{event.peer}:2")
+        super()._event(node, event)
 
 
 def test_a_senior_that_has_gone_on_alone_finds_the_junior_that_dials_its_old_address():
     """Its machine got another address by DHCP: the junior waited for a person, beside a cluster that went on."""
     cluster = Moving().grow("n1", "n2")
     cluster.cut("n1", "n2")
-    cluster.moved = True
+    cluster.moved = ("n1",)
     cluster.settle(4.0)
     assert cluster.members("n1") == ("n1",) and cluster.agent("n2").parked
     cluster.heal("n1", "n2")
     cluster.settle(20.0)
     assert cluster.members("n1") == ("n1", "n2")
     assert goes_on(cluster, "n2")
+
+
+@pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n2", "n3")], ids=" ".join)
+def test_members_that_all_get_other_addresses_hear_where_the_others_are(names):
+    """As when a router comes back with another network: their links have ended, and each dials where nobody is."""
+    cluster, pairs = Moving().grow(*names), list(itertools.combinations(names, 2))
+    for pair in pairs:
+        cluster.cut(*pair)
+    cluster.moved = names
+    cluster.settle(4.0)
+    for pair in pairs:
+        cluster.heal(*pair)
+    cluster.settle(20.0)
+    assert all(cluster.agent(name).parked for name in names[-1:])
+    for name in names:
+        cluster.tell(name, SeedsFound(tuple(f"{other}:2" for other in names)))
+    cluster.settle(20.0)
+    assert cluster.members("n1") == names
+    assert all(goes_on(cluster, name) for name in names)
