@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SERVICE = "_chaosnet._tcp.local."
 VERSION = "1"  # Of what is announced.
 MAX_HEARD = 256  # Announcements that are looked at: anybody on the network can make them.
+MAX_APART = 8  # Other clusters of which people are told.
 RESOLVE_S = 3.0
 MAX_NODE_BYTES = 250  # DNS has 255 for the property; 64 characters of a node's name may take more.
 
@@ -33,23 +34,26 @@ class Announced:
     Attributes:
         key: Its public key; "" if it uses none.
         places: "HOST:PORT", where it listens.
+        id: Of the cluster that it is in, as clusters of one name differ by it; "" before.
     """
 
     cluster: str
     node: str
     key: str
     places: tuple[str, ...]
+    id: str = ""
 
     @classmethod
-    def of(cls, cluster: str, node: str, addresses: Iterable[str]) -> Announced:
+    def of(cls, cluster: str, node: str, addresses: Iterable[str], id: str = "") -> Announced:
         """`addresses`: those that others may dial, with the node's key."""
         ends = [Endpoint.parse(each) for each in addresses]
-        return cls(cluster, node, ends[0].key, tuple(end.place for end in ends))
+        return cls(cluster, node, ends[0].key, tuple(end.place for end in ends), id)
 
     def properties(self) -> dict[str, str]:
         """But for the places, which the service has."""
         short = self.node.encode()[:MAX_NODE_BYTES].decode(errors="ignore")
-        return {"version": VERSION, "cluster": self.cluster, "node": short, "key": self.key}
+        told = {"version": VERSION, "cluster": self.cluster, "node": short, "key": self.key}
+        return {**told, "id": self.id} if self.id else told
 
     @classmethod
     def heard(
@@ -64,7 +68,9 @@ class Announced:
             if not (told["node"].isprintable() and told["cluster"].isprintable()):
                 return None  # It would be told to a terminal.
             places = tuple(Endpoint(host, port).place for host in hosts)
-            return cls(told["cluster"], told["node"][:64], key, places) if places else None
+            if not places:
+                return None
+            return cls(told["cluster"], told["node"][:64], key, places, told.get("id", ""))
         except (UnicodeDecodeError, KeyError):
             return None
 
@@ -75,11 +81,13 @@ class Acquaintance:
     Args:
         mine: What this node announces.
         known_keys: Whose holders may be members.
+        apart: Ids of other clusters of the name of which people know; they are told of further ones.
     """
 
-    def __init__(self, mine: Announced, known_keys: Iterable[str]) -> None:
+    def __init__(self, mine: Announced, known_keys: Iterable[str], apart: set[str] | None = None) -> None:
         self.mine, self._known = mine, {mine.key, *known_keys}
         self._heard: set[Announced] = set()
+        self._apart = set() if apart is None else apart
 
     def meet(self, other: Announced) -> tuple[tuple[str, ...], str]:
         """Returns: its addresses, if they are new and to be dialled; else (), and why not, if people should know."""
@@ -96,7 +104,20 @@ class Acquaintance:
                 (),
                 f"{other.node} at {places[0]} says that it is in {mine.cluster!r}, too, {self._why_not(other)}",
             )
-        return tuple(str(Endpoint.parse(place).of(other.key)) for place in places), ""
+        return tuple(str(Endpoint.parse(place).of(other.key)) for place in places), self._news_of(
+            other, places[0]
+        )
+
+    def _news_of(self, other: Announced, place: str) -> str:
+        """Of another cluster of this name, as where machines did not hear each other when they were started."""
+        mine = self.mine
+        if not (mine.id and other.id) or other.id in (mine.id, *self._apart) or len(self._apart) >= MAX_APART:
+            return ""
+        self._apart.add(other.id)
+        return (
+            f"{other.node} at {place} says that it is in another cluster named {mine.cluster!r}: the two train apart "
+            "(to make them one, stop the nodes of one, and start them again)"
+        )
 
     def _why_not(self, other: Announced) -> str:
         if not other.key:
@@ -110,7 +131,7 @@ class Acquaintance:
 
 
 class Lan:
-    """Announces a node, and tells of others, from `start` to `stop`.
+    """Announces a node, that of `acquaintance`, and tells of others, from `start` to `stop`.
 
     Args:
         found: Is given addresses to ask; from a thread of this class.
@@ -119,12 +140,11 @@ class Lan:
 
     def __init__(
         self,
-        mine: Announced,
-        known_keys: Iterable[str],
+        acquaintance: Acquaintance,
         found: Callable[[tuple[str, ...]], None],
         say: Callable[[str], None],
     ) -> None:
-        self._acquaintance, self._found, self._say = Acquaintance(mine, known_keys), found, say
+        self._acquaintance, self._found, self._say = acquaintance, found, say
         self._zeroconf: Zeroconf | None = None
 
     def start(self) -> None:

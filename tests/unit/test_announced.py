@@ -2,14 +2,14 @@
 
 import pytest
 
-from chaosnet.discovery.lan import MAX_HEARD, Acquaintance, Announced
+from chaosnet.discovery.lan import MAX_APART, MAX_HEARD, Acquaintance, Announced
 from chaosnet.node.keys import KeyPair
 
 MINE, THEIRS = (KeyPair.of(bytes([each]) * 32).public for each in (1, 2))
 
 
-def announced(node, *places, key="", cluster="lab"):
-    return Announced(cluster, node, key, places)
+def announced(node, *places, key="", cluster="lab", id=""):
+    return Announced(cluster, node, key, places, id)
 
 
 def heard(announcement, port):
@@ -23,6 +23,32 @@ def test_an_announcement_says_the_name_the_node_its_public_key_and_where_it_list
     assert mine == announced("n1", "10.0.0.2:81", "172.17.0.1:81", key=MINE)
     assert mine.properties() == {"version": "1", "cluster": "lab", "node": "n1", "key": MINE}
     assert heard(mine, 81) == mine
+
+
+def test_who_is_in_a_cluster_says_in_which():
+    mine = announced("n1", "10.0.0.2:81", id="5eed")
+    assert mine.properties()["id"] == "5eed" and heard(mine, 81) == mine
+
+
+def test_people_hear_of_another_cluster_of_the_name_once():
+    """As where two machines had been started while they did not hear each other: each trained by itself."""
+    met = Acquaintance(announced("n1", "10.0.0.2:81", id="5eed"), ())
+    assert met.meet(announced("n2", "10.0.0.3:82", id="5eed"))[1] == ""
+    assert met.meet(announced("n3", "10.0.0.4:83"))[1] == ""
+    told = met.meet(announced("n3", "10.0.0.4:83", id="0dd"))[1]
+    assert told.startswith(
+        "n3 at 10.0.0.4:83 says that it is in another cluster named 'lab': the two train apart"
+    )
+    assert met.meet(announced("n4", "10.0.0.5:84", id="0dd")) == (("10.0.0.5:84",), "")
+
+
+def test_of_how_many_other_clusters_people_hear_is_bounded():
+    """Anybody can announce some."""
+    met = Acquaintance(announced("n1", "10.0.0.2:81", id="5eed"), ())
+    told = [
+        met.meet(announced(f"x{number}", "10.0.0.3:82", id=str(number)))[1] for number in range(MAX_APART + 3)
+    ]
+    assert sum(map(bool, told)) == MAX_APART
 
 
 def test_a_name_that_takes_more_bytes_than_a_property_has_is_cut():

@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 
 from chaosnet.discovery import presence
+from chaosnet.discovery.lan import Announced
 from chaosnet.discovery.presence import Presence
 
 HOME, CAFE = ("10.0.0.7:5555",), ("192.168.1.7:5555",)
@@ -16,8 +17,8 @@ class Lan:
 
     made: ClassVar[list] = []
 
-    def __init__(self, mine, known_keys, found, say):
-        self.places, self.announces = mine.places, False
+    def __init__(self, known, found, say):
+        self.known, self.places, self.announces = known, known.mine.places, False
         self.made.append(self)
 
     def start(self):
@@ -35,9 +36,12 @@ def watched(monkeypatch, tmp_path):
     monkeypatch.setattr(presence.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
     monkeypatch.setattr(Lan, "made", [])
 
-    def looks(*found):
+    def looks(*found, ids=()):
         settings = SimpleNamespace(listen="0.0.0.0:0", cluster_name="lab", allowed_keys=())
-        node = Presence(SimpleNamespace(name="n", addresses=HOME, settings=settings, say=print))
+        in_cluster = iter(ids)
+        transport = type("Transport", (), {"cluster": property(lambda _: next(in_cluster, ""))})()
+        loop = SimpleNamespace(transport=transport)
+        node = Presence(SimpleNamespace(name="n", addresses=HOME, settings=settings, say=print, loop=loop))
         node.begin()
         seen, left = [], [*found]
         announced = lambda: [each.places for each in Lan.made if each.announces]  # noqa: E731
@@ -55,3 +59,13 @@ def test_a_node_that_has_come_into_another_network_is_announced_there(watched):
     """Who was started there heard of addresses at which nobody was, and founded a second cluster."""
     assert watched(HOME, (), CAFE, CAFE, HOME) == [[HOME], [HOME], [CAFE], [CAFE], [HOME]]
     assert len(Lan.made) == 3
+
+
+def test_a_node_announces_in_which_cluster_it_is_once_it_is_in_one(watched):
+    watched(HOME, HOME, HOME, ids=("", "", "5eed", "5eed"))
+    assert [each.known.mine.id for each in Lan.made] == ["", "5eed"]
+    first, second = (each.known for each in Lan.made)
+    news = [
+        known.meet(Announced("lab", "x", "", ("10.0.0.9:81",), "0dd"))[1] for known in (first, second, second)
+    ]
+    assert [bool(each) for each in news] == [False, True, False]
