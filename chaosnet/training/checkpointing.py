@@ -149,10 +149,14 @@ class Checkpointing:
         try:
             chosen, arrival = self._load_newest(found)
         except CheckpointError as error:
-            hint = f"`chaosnet checkpoints {self.directory} --verify` shows which are whole"
-            raise CheckpointError(
-                f"cannot resume: {error} ({hint}, --resume-from STEP takes that one)"
-            ) from error
+            verify = f"`chaosnet checkpoints {self.directory} --verify` shows which are whole"
+            is_any = any(each.complete for each in found)
+            hint = (
+                f"{verify}, --resume-from STEP takes that one"
+                if is_any
+                else "another folder starts from scratch"
+            )
+            raise CheckpointError(f"cannot resume: {error} ({hint})") from error
         self._resumed = chosen.step, chosen.path
         return arrival
 
@@ -237,12 +241,12 @@ class Checkpointing:
             self.say(f"set aside as {path}: it is beyond step {step}, from which this run goes on")
 
     def newest_whole(self) -> tuple[int, Path] | None:
-        """`newest`, or if that lacks parts of others the newest complete one."""
+        """`newest`, or if that lacks parts of others the newest complete one; None if there is none."""
         with contextlib.suppress(CheckpointError):
             found = scan(self.directory)
             if any((each.step, each.path) == self.newest and not each.complete for each in found):
-                chosen = choose(found)
-                return chosen.step, chosen.path
+                whole = [each for each in found if each.complete]
+                return (whole[-1].step, whole[-1].path) if whole else None
         return self.newest
 
     def _tell_newest(self, step: int, path: Path) -> None:

@@ -38,6 +38,12 @@ FOLDER = re.compile(r"step-(\d{8,})-[0-9a-f]{8}")
 SHARD = re.compile(r"(\d{5,})-of-(\d{5,})\.json")
 FORMAT: Final = "chaosnet checkpoint 2"
 NO_SPACE = errno.ENOSPC, errno.EDQUOT
+OFF_FOR_A_WHILE = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+)  # Of a disk behind a network, mostly.
 SET_ASIDE, REMOVING = "set-aside-", ".removing-"
 
 SAFETENSORS_NAMES = {
@@ -129,7 +135,7 @@ def check_writable(directory: Path) -> None:
             f"directory: {str(directory)!r} cannot be written: {error.strerror} (expected a folder "
             "with free space that this process may write)"
         )
-        refused.lasting = not is_full
+        refused.lasting = error.errno not in (*NO_SPACE, *OFF_FOR_A_WHILE)
         raise refused from None
 
 

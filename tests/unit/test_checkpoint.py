@@ -297,10 +297,20 @@ def test_a_folder_that_somebody_removes_meanwhile_is_an_error_that_names_it(tmp_
 
 def test_a_directory_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"directory: '.*file' cannot be written: "):
+    with pytest.raises(ConfigError, match=r"directory: '.*file' cannot be written: ") as raised:
         disk.check_writable(tmp_path / "file")
+    assert raised.value.lasting
     disk.check_writable(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_is_off_for_a_while_refuses_a_start_and_not_the_next_one(tmp_path, monkeypatch, number):
+    """A node that a supervisor started while the server of the shared folder was down stayed ended."""
+    monkeypatch.setattr(disk.os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
+    with pytest.raises(ConfigError, match="cannot be written: ") as raised:
+        disk.check_writable(tmp_path)
+    assert not raised.value.lasting
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

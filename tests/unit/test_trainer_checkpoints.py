@@ -317,6 +317,17 @@ def test_if_all_are_damaged_the_newest_is_named(start, tmp_path):
         start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
 
 
+def test_where_no_checkpoint_is_complete_nobody_is_sent_to_look_for_one_that_is(start, tmp_path):
+    """All nodes were killed over the first checkpoint."""
+    trained(start, tmp_path, 5)
+    (file,) = scan(tmp_path)[-1].path.glob("*.json")
+    file.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"cannot resume: .*; none is complete \(another folder starts from"
+    ):
+        start(checkpoints=Checkpoints(tmp_path, every=5, resume=True))
+
+
 def test_a_damaged_checkpoint_changes_nothing_in_the_model(start, tmp_path, monkeypatch):
     trained(start, tmp_path, 5)
     (file,) = scan(tmp_path)[-1].path.glob("*.safetensors")
