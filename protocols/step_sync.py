@@ -52,6 +52,7 @@ from .messages import (
     Down,
     Electorate,
     Install,
+    Message,
     Ready,
     Strike,
     Up,
@@ -228,7 +229,7 @@ class StepSync:
             return self.sums.pass_on_recovered(event.peer, message, event.payload)
         if there > here or (self.frozen and message.key > here[0]):
             return [] if self.early.keep(event) else [FellBehind(event.peer)]
-        if there != here or self.frozen:
+        if there != here or (self.frozen and not _is_the_end(message)):
             return []  # Of an attempt that is over: normal after a flush.
         match message:
             case Up():
@@ -278,7 +279,7 @@ class StepSync:
 
     def _complete_if_done(self) -> list[Effect]:
         commit = self.attempt.commit
-        if commit is None or not self.sums.complete:
+        if commit is None or not (self.sums.complete or _is_the_end(commit)):
             return self._tell_summed()
         assert self.view is not None
         if commit.switch and not self.sums.catching_up and commit.switch not in self.prepared:
@@ -404,6 +405,15 @@ class StepSync:
         assert [each.step for each in self.kept] == [*range(self.step - len(self.kept), self.step)]
         if self.prepared:
             assert min(self.prepared) > (self.view.key if self.view else (0, 0))
+
+
+def _is_the_end(message: Message) -> bool:
+    """Does it say that all leave, with a step that changes nothing?
+
+    Who hears that leaves as well, even if links of those that have gone already made it stop for a flush: nobody is
+    left who would answer.
+    """
+    return isinstance(message, Commit) and message.total.leaving and not message.total.weight
 
 
 def _void(before: View, following: View) -> list[Effect]:

@@ -269,6 +269,25 @@ def test_all_leave_when_all_have_finished():
     assert [kinds(told, fx.Left) for told in cluster.told.values()] == [[fx.Left("no member goes on")]] * 2
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_who_stopped_for_a_flush_leaves_with_those_that_have_left_unless_it_lacks_their_result(weight):
+    """On a busy machine a link of one that had left ended before the word that all leave was read from another's.
+
+    Nobody answered the flush that followed: the node left on its own, without its part of the last checkpoint.
+    """
+    cluster = Cluster(view("ab", {"b": "a"}, "a"), chunks=1)
+    cluster.cut = {("a", "b")}
+    for name, sync in cluster.syncs.items():
+        cluster.perform(name, sync.handle(Contributed((0,), weight)))
+        cluster.perform(name, sync.handle(LocalReady(Contribution(weight=weight, leaving=True))))
+    cluster.deliver()
+    a, b = cluster.syncs["a"], cluster.syncs["b"]
+    b.freeze()
+    left = kinds(b.handle(Received("a", a.last_commit)), fx.Left)
+    assert left == ([] if weight else [fx.Left("no member goes on")])
+    b.check_invariants()
+
+
 # --- bundles ---
 
 
