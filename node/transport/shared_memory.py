@@ -26,6 +26,7 @@ import numpy as np
 # Not every Python for Linux is built with memfd_create.
 if sys.platform == "linux" and hasattr(os, "memfd_create"):
     import fcntl
+    import resource
 
     # Nobody may shorten the memory: a process that touches what is not there any more is killed.
     SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
@@ -63,12 +64,12 @@ class Arena:
 
     @classmethod
     def create(cls) -> Arena | None:
-        """Make one. None where there is no such memory, which takes Linux.
+        """Make one. None where there is no such memory, which takes Linux, or where its room is the script's.
 
         None, too, where the kernel promises no more memory than there is (overcommit_memory 2): it kills a process
         that uses too much of such memory.
         """
-        if sys.platform != "linux" or not SEALS:
+        if sys.platform != "linux" or not SEALS or _is_counted():
             return None
         with contextlib.suppress(OSError):
             if OVERCOMMIT.read_text().strip() == "2":
@@ -118,7 +119,7 @@ class Arena:
     @classmethod
     def of(cls, process: int, descriptor: int) -> Arena:
         """Map what another process offers. Raises: OSError or ValueError if that is no arena, or cannot be opened."""
-        if sys.platform != "linux" or not SEALS:
+        if sys.platform != "linux" or not SEALS or _is_counted():
             raise OSError("there is no such memory here")
         path = Path(f"/proc/{process}/fd/{descriptor}")
         if not stat.S_ISREG(path.stat().st_mode):  # Opening something else might wait, or do something.
@@ -140,6 +141,11 @@ class Arena:
         found = np.ndarray.__new__(Payload, (size,), np.uint8, self._memory, place)
         weakref.finalize(found, _give_back, self, os.getpid(), first, size).atexit = False
         return found
+
+
+def _is_counted() -> bool:
+    """Is what this process maps limited (`ulimit -v`), used or not? The two arenas of a link are 2 GiB."""
+    return bool(resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY)
 
 
 def _blocks(size: int) -> int:

@@ -79,6 +79,15 @@ def test_what_is_small_or_not_mapped_at_the_other_end_yet_goes_over_the_socket(e
     assert Arena.create().reserve(LEAST_BYTES) is None
 
 
+def test_where_mapped_memory_is_limited_it_is_left_to_the_script(monkeypatch):
+    """Under `ulimit -v` a script of a hundred MB had no memory left for its gradients, and did without arenas."""
+    lent = Arena.create()
+    monkeypatch.setattr(shared_memory.resource, "getrlimit", lambda kind: (1 << 31, -1))
+    assert Arena.create() is None
+    with pytest.raises(OSError, match="no such memory here"):
+        Arena.of(os.getpid(), lent.descriptor)
+
+
 def test_where_memory_is_not_given_on_credit_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "OVERCOMMIT", tmp_path / "overcommit_memory")
     assert Arena.create() is None
