@@ -104,14 +104,16 @@ class PipelineTrainer(ScriptMember):
         self.name = self.settings.name
         log_format = SETTINGS["log_format"].of(log_format)
         exit_event.speak(log_format, self.name)
+        callbacks = SETTINGS["callbacks"].of(callbacks)
         teller = Teller(
             quiet, callbacks or Callbacks(), self.name, log_format, SETTINGS["summary"].of(summary)
         )
         remembered = Remembered(self.name, self.settings.listen, teller.say)
         _check_whole(stages=stages, first_members=first_members)
         settings = PipelineSettings(
-            loss, batch, micro_batch, stages, layout, exact, SETTINGS["max_grad_norm"].of(max_grad_norm), seed,
-            lr_scheduler_every, keepers, first_members, callbacks, validation,
+            loss, batch, micro_batch, stages, layout, exact, SETTINGS["max_grad_norm"].of(max_grad_norm),
+            SETTINGS["seed"].of(seed), SETTINGS["lr_scheduler_every"].of(lr_scheduler_every), keepers, first_members,
+            callbacks, validation,
         )  # fmt: skip
         self.session = Session(self.settings, hooks(teller, remembered, self._on_ended))
         _check_keepers(keepers, to_disk := checkpoint_settings(checkpoints))
@@ -244,6 +246,7 @@ class PipelineTrainer(ScriptMember):
         finally:
             keeping.wants_whole = False
         if not keeping.has_model:
+            self._steps.cut_short()
             raise NodeExpelled(f"{self.name} is out of the cluster, and has not got the whole model")
 
     def state_hash(self) -> str:

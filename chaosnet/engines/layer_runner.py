@@ -520,5 +520,7 @@ def _gradients(value: Value) -> Value:
 
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise ConfigError(f"loss: {shape} (expected one number, the mean over the samples, with a gradient)")
+        found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            found = "nothing trained has a part in it"
+        raise ConfigError(f"loss: {found} (expected one number, the mean over the samples, with a gradient)")

@@ -10,6 +10,7 @@ from ..node.session import Session
 from ..protocols.errors import ConfigError
 from ..protocols.events import LayoutAnswered
 from ..protocols.messages import FASTEST
+from ..protocols.sentences import counted
 from ..scheduler.elastic.running import Running, check_wish, suits
 from .step_costs import Predicted
 
@@ -17,7 +18,8 @@ from .step_costs import Predicted
 def check_layout(stages: int, layout: str, layers: int, micro_batches: int) -> None:
     """Raises: ConfigError for stages, or a layout, that no number of members could run."""
     if stages > layers:
-        raise ConfigError(f"stages: {stages} (expected at most {layers}, as the model has {layers} layers)")
+        has = counted(layers, "layer")
+        raise ConfigError(f"stages: {stages} (expected at most {layers}, as the model has {has})")
     if layout:
         check_wish(layout, layers, micro_batches)
 

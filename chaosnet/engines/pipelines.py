@@ -372,10 +372,12 @@ class Pipelines(TrainingEngine):
     def _is_void(self) -> bool:
         """Is the step to count for nothing, so that all hear of something first?
 
-        Of an evaluation that begins here, and is of the model as it is; or of a strike, before its samples are taken
-        again. A member that knows of a strike was in the step that is now done over.
+        Of an evaluation that begins here, or that the script wants the whole model: both are of the model as it is;
+        or of a strike, before its samples are taken again. A member that knows of a strike was in the step that is
+        now done over.
         """
-        if self.evaluation.size and not self.evaluation.under_way:
+        wants_whole = self.keeping is not None and self.keeping.wants_whole
+        if (self.evaluation.size and not self.evaluation.under_way) or wants_whole:
             return True
         self._tried = self.round
         loop = self.session.loop

@@ -237,6 +237,13 @@ def test_layers_may_hand_on_several_tensors():
         ({"layout": 1}, "layout: 1 .expected stages of each pipeline"),
         ({"max_grad_norm": -1.0}, "max_grad_norm: -1.0"),
         ({"max_grad_norm": "1"}, "max_grad_norm: '1'"),
+        (
+            {"lr_scheduler_every": 0},
+            "lr_scheduler_every: 0 .expected 'step', 'epoch', 'evaluation' or a whole",
+        ),
+        ({"lr_scheduler_every": "epochs"}, "lr_scheduler_every: 'epochs'"),
+        ({"seed": "1"}, "seed: '1'"),
+        ({"callbacks": print}, "callbacks: <built-in function print>"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
@@ -245,12 +252,20 @@ def test_what_cannot_be_is_refused_before_anybody_is_joined(wrong, names):
         trainer(**wrong)
 
 
-def test_a_loss_that_is_no_number_is_refused_by_its_shape():
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (nn.CrossEntropyLoss(reduction="none"), r"\(2,\)"),
+        (lambda out, y: nn.functional.cross_entropy(out.detach(), y), "nothing trained has a part in it"),
+        (lambda out, y: 0.5, "float"),
+    ],
+    ids=["many numbers", "without a gradient", "no tensor"],
+)
+def test_a_loss_that_is_no_number_with_a_gradient_is_refused(loss, found):
     model = make_model()
-    loss = nn.CrossEntropyLoss(reduction="none")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
-        pytest.raises(ConfigError, match=r"loss: \(2,\) \(expected one number"),
+        pytest.raises(ConfigError, match=rf"loss: {found} \(expected one number"),
         PipelineTrainer(model, optimizer, loss, **SIZES, **ONE) as t,
     ):
         list(t.steps(make_data(), epochs=1))
@@ -438,6 +453,17 @@ def test_an_evaluation_in_the_middle_is_of_the_model_as_it_is_and_costs_no_step(
             heard.append(t.metrics["right"] == pytest.approx(float(right)))
     assert seen == plain
     assert all(heard) and len(heard) == 6
+
+
+def test_gathering_in_the_middle_is_of_the_model_as_it_is_and_costs_no_step():
+    with trainer(keepers=2) as t:
+        seen = []
+        for step in t.steps(make_data(), epochs=2):
+            seen.append(step.step)
+            t.engine.keeping.whole = frozenset()  # As if others kept some of it.
+            t.gather()
+            assert t.step == step.step
+    assert seen == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_loop_that_breaks_before_a_step_is_done_over_ends_the_script_with_its_own_error():
