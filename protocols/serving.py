@@ -12,7 +12,7 @@ Source: Chaos, Sec. V-B (`checkStateReplication`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from .effects import DropSnapshot, Effect, ServeManifest, ServeShard, TakeSnapshot, Transmit
@@ -44,12 +44,15 @@ class Serving:
         """Who is being served: their links must stay."""
         return {joiner for snapshot in self.snapshots.values() for joiner in snapshot.joiners}
 
-    def entered(self, view: View, step: int) -> list[Effect]:
-        """A view is active: copy for those who join with it, and drop what was for nodes that it has lost."""
+    def entered(self, view: View, step: int, peers: Collection[str]) -> list[Effect]:
+        """A view is active: copy for those who join with it, and drop what was for nodes that it has lost.
+
+        `peers`: to whom there is a link. Others pull from elsewhere, and could not tell that they have all.
+        """
         effects: list[Effect] = []
         for joining in view.joining:
             effects += self.drop(joining.node, before=step) if joining.sources else []  # It pulls anew.
-        mine = [joining for joining in view.joining if self.me in joining.sources]
+        mine = [each for each in view.joining if self.me in each.sources and each.node in peers]
         fetches = any(joining.node == self.me and joining.sources for joining in view.joining)
         if mine and not fetches:
             self.snapshots[step] = _Snapshot({joining.node for joining in mine})

@@ -181,6 +181,7 @@ class Node:
         self.sync.check_invariants()
         self.relay.check_invariants()
         self.serving.check_invariants()
+        assert self.serving.joiners <= {*self.relay.peers}, "it would wait for whom it does not hear"
         self.courier.check_invariants()
         if self.joiner is not None:
             self.joiner.check_invariants()

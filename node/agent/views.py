@@ -166,7 +166,7 @@ class Views:
         if node.me in view.member_set and node.phase is Phase.JOINING and node.joiner:
             effects += self.joining.become_member(view, now_s)
         node.clock.counts(not any(joining.blocking and joining.sources for joining in view.joining))
-        effects += node.courier.enter(view) + node.serving.entered(view, step)
+        effects += node.courier.enter(view) + node.serving.entered(view, step, node.relay.peers)
         if node.scheduler:
             if view.scheduler not in (node.me, "") or node.me not in view.member_set:
                 node.schedule_by(None)

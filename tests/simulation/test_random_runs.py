@@ -71,6 +71,7 @@ KEPT = {
 KEPT_HARD = {
     "a joiner was told to dial one that can only dial": 1005521,
     "a joiner waited for a source whose link had closed before it heard the plan": 1012103,
+    "a source waited for a joiner whose link had closed before it came to the view": 3000044,
     "an observer had heard of a life that all others had forgotten": 1014056,
     "two schedulers of one term, one by the crash of the other, which had been one by a farewell": 1014395,
     "one that a cut had kept from being dialled while it joined passed for undialable for ever": 1047559,

@@ -17,6 +17,7 @@ from chaosnet.protocols.messages import (
 )
 from chaosnet.protocols.serving import Serving
 
+PEERS = {"b", "j", "k"}
 MANIFEST, SHARD = ManifestRequest(step=7), ShardRequest(step=7, start=0, stop=10)
 
 
@@ -29,7 +30,7 @@ def view(*joiners, blocking=False, sources=("a",)):
 @pytest.fixture
 def serving():
     serving = Serving("a")
-    assert serving.entered(view("j"), 7) == [TakeSnapshot(7, blocking=False)]
+    assert serving.entered(view("j"), 7, PEERS) == [TakeSnapshot(7, blocking=False)]
     return serving
 
 
@@ -38,7 +39,7 @@ def asks(serving, message, peer="j", now_at=7):
 
 
 def test_only_sources_copy():
-    assert Serving("b").entered(view("j"), 7) == []
+    assert Serving("b").entered(view("j"), 7, PEERS) == []
 
 
 def test_what_is_asked_for_while_the_copy_is_made_waits_for_it(serving):
@@ -49,30 +50,39 @@ def test_what_is_asked_for_while_the_copy_is_made_waits_for_it(serving):
 
 def test_one_copy_serves_all_joiners_of_a_view_and_goes_with_the_last():
     serving = Serving("a")
-    serving.entered(view("j", "k", blocking=True), 7)
+    serving.entered(view("j", "k", blocking=True), 7, PEERS)
     assert serving.joiners == {"j", "k"}
     assert asks(serving, ReplicationDone(step=7), "j") == []
     assert serving.drop("k") == [DropSnapshot(7)]
     assert serving.ready(7) == [DropSnapshot(7)]  # It was still being made.
 
 
+def test_nothing_is_copied_for_a_joiner_without_a_link_here():
+    """It pulls from others; that it had all was never heard here, and this node's training waited for that."""
+    serving = Serving("a")
+    assert serving.entered(view("j", blocking=True), 7, {"b"}) == []
+    assert serving.entered(view("j", "k", blocking=True), 8, {"b", "k"}) == [TakeSnapshot(8, blocking=True)]
+    assert serving.joiners == {"k"}
+    assert asks(serving, ReplicationDone(step=8), "k", now_at=8) == [DropSnapshot(8)]
+
+
 def test_joiners_that_a_view_has_lost_are_dropped(serving):
-    assert serving.entered(view(), 8) == [DropSnapshot(7)]
+    assert serving.entered(view(), 8, PEERS) == [DropSnapshot(7)]
 
 
 @pytest.mark.parametrize("sources", [("a",), ("b",)], ids=["of us", "of another"])
 def test_what_a_joiner_had_begun_to_pull_is_dropped_when_it_pulls_anew(serving, sources):
     """Each time that it asked anew left one more copy of the whole state."""
-    effects = serving.entered(view("j", sources=sources), 9)
+    effects = serving.entered(view("j", sources=sources), 9, PEERS)
     assert effects == [DropSnapshot(7), *([TakeSnapshot(9, blocking=False)] if sources == ("a",) else [])]
     assert [*serving.snapshots] == ([9] if sources == ("a",) else [])
 
 
 def test_what_others_still_pull_stays_when_one_of_them_pulls_anew():
     serving = Serving("a")
-    serving.entered(view("j", "k"), 7)
+    serving.entered(view("j", "k"), 7, PEERS)
     both = replace(view("j"), members=view("j", "k").members)
-    assert serving.entered(both, 9) == [TakeSnapshot(9, blocking=False)]
+    assert serving.entered(both, 9, PEERS) == [TakeSnapshot(9, blocking=False)]
     assert {step: each.joiners for step, each in serving.snapshots.items()} == {7: {"k"}, 9: {"j"}}
 
 
@@ -80,7 +90,7 @@ def test_who_asks_before_we_have_reached_the_step_is_answered_then():
     serving = Serving("a")
     assert asks(serving, MANIFEST, now_at=6) == []
     assert serving.asked_early(6) == []
-    serving.entered(view("j"), 7)
+    serving.entered(view("j"), 7, PEERS)
     assert serving.asked_early(7) == []
     assert serving.ready(7) == [ServeManifest("j", 7)]
 
@@ -89,7 +99,7 @@ def test_if_the_step_is_reached_without_a_copy_the_joiner_is_told():
     """A flush has brought the step, and its view has nobody joining."""
     serving = Serving("a")
     asks(serving, SHARD, now_at=6)
-    serving.entered(view(), 7)
+    serving.entered(view(), 7, PEERS)
     assert serving.asked_early(7) == [Transmit("j", NoSnapshot(step=7))]
 
 
@@ -107,7 +117,7 @@ def arriving():
     serving = Serving("j")
     together = view("j", "k", blocking=True, sources=("a", "j", "k"))
     assert serving.arrives(7, ["k"]) == []
-    assert serving.entered(together, 7) == [], "it has nothing to copy"
+    assert serving.entered(together, 7, PEERS) == [], "it has nothing to copy"
     return serving
 
 
@@ -123,7 +133,7 @@ def test_who_joins_serves_those_that_join_with_it_as_soon_as_it_knows_how_the_st
 def test_who_joined_a_moment_ago_and_has_no_vote_yet_copies_for_those_who_join_now():
     serving, now = Serving("b"), view("j", sources=("a", "b"))
     no_vote = Entering(node="b", sources=(), blocking=True)
-    assert serving.entered(replace(now, joining=(no_vote, *now.joining)), 9) == [
+    assert serving.entered(replace(now, joining=(no_vote, *now.joining)), 9, PEERS) == [
         TakeSnapshot(9, blocking=False)
     ]
 
