@@ -58,16 +58,16 @@ Event = TypeVar("Event")
 
 
 class Calling:
-    """Inside, a function of the script's runs, in the middle of a step."""
+    """Inside, functions of the script's may run, in the middle of a step."""
 
     def __init__(self) -> None:
-        self.under_way = False
+        self.under_way = self._before = False
 
     def __enter__(self) -> None:
-        self.under_way = True
+        self._before, self.under_way = self.under_way, True
 
     def __exit__(self, *error: object) -> None:
-        self.under_way = False
+        self.under_way = self._before
 
     def tell(self, function: Callable[[Event], None], event: Event) -> None:
         """Call a function of the script's."""

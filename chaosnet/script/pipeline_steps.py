@@ -12,6 +12,7 @@ from ..engines.pipelines import Pipelines
 from ..node.mailbox import Interrupted
 from ..node.outcomes import StepOutcome
 from ..node.session import Session
+from ..protocols.errors import ConfigError
 from ..protocols.messages import Contribution
 from ..scheduler.elastic.keeping import Table
 from . import endings
@@ -100,6 +101,21 @@ class PipelineSteps:
             return self._session.ended is None
 
     def _take_part(self) -> StepDone | None:
+        """Do the step that is due. Raises: ConfigError within a step."""
+        calling = self._engine.calling
+        if calling.under_way:
+            raise ConfigError(
+                "PipelineTrainer: a function that runs in the middle of a step asked for another one, by steps(), "
+                "gather() or evaluate() (expected these between steps, not in a callback, a layer, the loss or a "
+                "measure)"
+            )
+        calling.under_way = True
+        try:
+            return self._do_step()
+        finally:
+            calling.under_way = False
+
+    def _do_step(self) -> StepDone | None:
         session, engine = self._session, self._engine
         record, before, began_s = self._node.record, engine.step, time.monotonic()
         # An interrupt may have left the step before under way, as at a prompt.

@@ -366,6 +366,41 @@ def test_who_leaves_before_it_has_data_holds_nobody_up():
     t.close()
 
 
+@pytest.mark.parametrize("asks", ["steps", "gather", "evaluate"])
+@pytest.mark.parametrize("place", ["on_step", "on_epoch", "on_computed", "loss"])
+def test_a_step_within_a_step_is_refused(place, asks):
+    def ask(*_):
+        if asks == "gather":
+            t.engine.keeping.whole = frozenset()
+        calls = {"steps": lambda: t.steps(make_data(), 2), "evaluate": lambda: t.evaluate(make_data(), 4)}
+        next(iter(calls[asks]())) if asks in calls else t.gather()
+
+    def loss(out, y):
+        ask()
+        return nn.functional.cross_entropy(out, y)
+
+    model = make_model()
+    with (
+        pytest.raises(ConfigError, match=r"in the middle of a step asked for another one, by steps\(\), gather"),
+        PipelineTrainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), loss if place == "loss" else nn.functional.cross_entropy,
+            keepers=2, callbacks=Callbacks(**{place: ask}) if place != "loss" else None, **SIZES, **ONE,
+        ) as t,
+    ):  # fmt: skip
+        list(t.steps(make_data(), epochs=1))
+
+
+def test_who_leaves_within_the_loss_has_left_after_the_step():
+    model = make_model()
+
+    def loss(out, y):
+        t.request_node_exit()
+        return nn.functional.cross_entropy(out, y)
+
+    with PipelineTrainer(model, torch.optim.SGD(model.parameters(), 0.1), loss, **SIZES, **ONE) as t:
+        assert not list(t.steps(make_data(), epochs=1))
+
+
 def test_a_callback_may_have_the_node_leave_after_the_step():
     here = []
     callbacks = Callbacks(on_step=lambda event: here[0].close() if here and event.step == 2 else None)
