@@ -172,7 +172,7 @@ class PipelineSteps:
             self._kept = keeping.layers
             noun = "layer" if self._kept.isdigit() else "layers"
             size = f"({keeping.parts.held_bytes / 1e6:.1f} MB)"
-            kept = f"{noun} {self._kept} {size}" if self._kept else "none"
+            kept = f"{noun} {self._kept} {size}" if self._kept else "no layer"
             self._say(f"{self._session.name} keeps the state of {kept}")
 
     def _has_part(self) -> bool:
