@@ -26,6 +26,7 @@ from chaosnet import (
     StepDone,
     Trainer,
     capture_exit_event,
+    close_all,
 )
 from chaosnet.data.share import fetch
 from chaosnet.invite import Token
@@ -692,6 +693,16 @@ def started_in_a_thread(start):
 
 def handlers():
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_a_trainer_to_which_no_name_leads_can_be_closed(start):
+    """As in a notebook, where the function that made it has ended with an error."""
+    trainers = [start(), started_in_a_thread(start)]
+    with pytest.raises(ConfigError, match=r"is still open .* chaosnet\.close_all\(\) if no name leads to it"):
+        start()
+    close_all()
+    assert [trainer.session.ended.how for trainer in trainers] == ["left", "left"]
+    start()
 
 
 def test_when_the_last_trainer_has_closed_signals_do_what_they_did_before(start):
