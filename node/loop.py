@@ -196,8 +196,8 @@ class NodeLoop:
         """Raises: ConfigError in a forked child, which would wait for ever: this thread is its parent's."""
         if os.getpid() != self._process:
             raise ConfigError(
-                "Trainer: this process was forked from that of a node, and is none (expected steps, data, status() in "
-                "the process that has made the Trainer, or one made here)"
+                "Trainer: this process was forked from that of a node, and is none (expected steps, data and "
+                "status() in the process that has made the Trainer, or one made here)"
             )
 
     def ask(self, question: Callable[[], Any]) -> Any:
