@@ -409,13 +409,14 @@ def test_a_path_that_leads_through_a_closed_folder_is_named(
     assert str(place) in err and f"cannot be read: {os.strerror(number)} (expected a" in err
 
 
-def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"], ids=["strict", "as-by-locale-c"])
+def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(encoding: str, tmp_path: Path) -> None:
     (folder := tmp_path / "gr\u00fcn").mkdir()
     (script := tmp_path / "train.py").write_text("print('gr\u00fcn')\n")
     told = {}
     for words in (("checkpoints", folder), ("run", script)):
         command = [sys.executable, "-m", "chaosnet", *map(str, words)]
-        env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        env = {**os.environ, "PYTHONIOENCODING": encoding}
         told[words[0]] = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=60, check=False
         )
