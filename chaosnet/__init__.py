@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ScaleOutFailed,
     )
     from .pipeline_trainer import PipelineTrainer
+    from .script.endings import close_all
     from .script.exit_event import capture_exit_event
     from .script.means import ClusterMean
     from .settings.groups import Checkpoints, Cluster
@@ -53,6 +54,7 @@ _MODULE_BY_NAME = {
     "Trainer": "trainer",
     "Validation": "engines.validation",
     "capture_exit_event": "script.exit_event",
+    "close_all": "script.endings",
 }
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "Trainer",
     "Validation",
     "capture_exit_event",
+    "close_all",
 ]
 
 

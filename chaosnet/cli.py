@@ -137,8 +137,9 @@ def cli(ctx: click.Context) -> None:
 
 def _print_what_can_be_printed() -> None:
     """A terminal's encoding may lack what a node's name has: then "?" is shown. The standard error does the like."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding.lower() != "utf-8"):
+        out.reconfigure(errors="replace")  # By the locale "C" Python has ASCII and "surrogateescape".
 
 
 for command in (

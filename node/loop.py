@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 import time
@@ -29,7 +30,7 @@ import torch
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.asking import Otherwise
-from ..protocols.errors import ChaosnetError, RemoteProtocolError
+from ..protocols.errors import ChaosnetError, ConfigError, RemoteProtocolError
 from ..protocols.messages import Notice, View
 from ..protocols.status import Status
 from . import clock, interfaces
@@ -94,6 +95,7 @@ class NodeLoop:
         self._incoming = Incoming(self._event, self._catching, on_notice, self.counters)
         self._vitals = Vitals()
         self._thread = threading.Thread(target=self._run, name="chaosnet", daemon=True)
+        self._process = os.getpid()
         self._started: Future[tuple[str, ...]] = Future()
         self._stopping = False
         self._addresses: tuple[str, ...] = ()  # Where others may dial this node, when its life began.
@@ -190,8 +192,20 @@ class NodeLoop:
         """Is this the loop's own thread?"""
         return threading.current_thread() is self._thread
 
+    def check_process(self) -> None:
+        """Raises: ConfigError in a forked child, which would wait for ever: this thread is its parent's."""
+        if os.getpid() != self._process:
+            raise ConfigError(
+                "Trainer: this process was forked from that of a node, and is none (expected steps, data and "
+                "status() in the process that has made the Trainer, or one made here)"
+            )
+
     def ask(self, question: Callable[[], Any]) -> Any:
-        """Evaluate `question` on the loop's thread, where the core may be read. ChaosnetError: it has ended."""
+        """Evaluate `question` on the loop's thread, where the core may be read.
+
+        Raises: ChaosnetError: it has ended; ConfigError in a forked child.
+        """
+        self.check_process()
         if self.is_here:
             return question()
         answer: Future[Any] = Future()

@@ -418,6 +418,7 @@ class Session:
         if self._entry is not None:
             self._come_back()
             return None
+        self.loop.check_process()
         heard = self.loop.outcomes.get()
         self.is_waiting = False
         match heard:

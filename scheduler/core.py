@@ -177,8 +177,7 @@ class Scheduler(Tenure):
             )
         if self.changes.is_queued(Remove(node=node)):
             return []
-        told: list[Effect] = [Happened("scale-in", node, "asks to leave", self.sync.step)]
-        return told + self.changes.enqueue(Remove(node=node), now_s)
+        return self.notices.asks_to_leave(node) + self.changes.enqueue(Remove(node=node), now_s)
 
     def _on_link_request(
         self, message: ConnectLinkRequest | DisconnectLinkRequest, a: str, b: str, asker: str, now_s: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..protocols.effects import Effect, Happened
-from ..protocols.messages import Answer, Link, View
+from ..protocols.messages import Answer, Link, View, ViewKey
 from ..protocols.sentences import counted
 from .admission import mode
 from .repairs import Repairs
@@ -19,6 +19,15 @@ class Notices:
     def __init__(self, tenure: Tenure, repairs: Repairs) -> None:
         self.tenure, self.repairs = tenure, repairs
         self.told_unplanned = False
+        self.told_leaving: tuple[ViewKey, str] | None = None  # In which view, and who.
+
+    def asks_to_leave(self, node: str) -> list[Effect]:
+        """Tell people, once: who is alone asks again and again until its script ends its step."""
+        told = (self.tenure.view.key, node)
+        if told == self.told_leaving:
+            return []
+        self.told_leaving = told
+        return [Happened("scale-in", node, "asks to leave", self.tenure.sync.step)]
 
     def answer(self, change: Change, ok: bool, text: str) -> list[Effect]:
         """Answer the client that asked for the change, if one did."""

@@ -66,8 +66,10 @@ def dashboard(
 
 
 def _of_cluster(address: str) -> Feed:
+    from ..identity import identity
     from ..page.feed import of_cluster
 
+    identity()  # A key that cannot be used is told here, too, and not only on the page.
     return of_cluster(lambda: address)
 
 

@@ -8,22 +8,20 @@ from typing import Literal
 import click
 
 from ..protocols.errors import ConfigError
-from ..settings.options import Address, PublicKey, Whole
+from ..settings.options import Address, File, PublicKey, Whole
 from .addresses import of_cluster, of_node_and
 from .node_options import keyed
 
 
 @click.command(short_help="Make a key for this machine's nodes.")
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Default: the user's own key file."
-)
+@click.option("--out", type=File(), help="Default: the user's own key file.")
 @click.option("--force", is_flag=True, help="Replace a key that is there.")
-def keygen(out: Path | None, force: bool) -> None:
+def keygen(out: str | None, force: bool) -> None:
     """Make a key pair, keep it in a file that only this user can read, and print the public key."""
     from ..identity import default_file
     from ..node.keys import KeyPair, save
 
-    pair, file = KeyPair.new(), out or default_file()
+    pair, file = KeyPair.new(), Path(out) if out else default_file()
     save(pair, file, force)
     click.echo(f"kept in {file}; its public key:", err=True)
     click.echo(pair.public)

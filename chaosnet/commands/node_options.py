@@ -32,7 +32,7 @@ def option_of(setting: Setting, **how: Any) -> Callable[[Command], Command]:
         setting.option,
         setting.name,
         type=None if flag else PeerName() if several else setting.check,
-        is_flag=flag,
+        is_flag=flag or None,  # False: a value that begins with "-" would be taken for an option.
         multiple=several,
         metavar=setting.metavar,
         **{"help": help_of(setting)} | how,

@@ -10,13 +10,13 @@ import click
 
 from ..extras import demand
 from ..protocols.errors import ConfigError
-from ..settings.options import Amount, Whole
+from ..settings.options import Amount, Folder, Whole
 from ..settings.table import SETTINGS
 
 
 @click.command(short_help="See it work on this machine (half a minute).")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    "--out", type=Folder(), metavar="DIR",
     help="Folder for the summary, the picture and the nodes' logs. [default: runs/demo, or runs/demo-pipeline]",
 )  # fmt: skip
 @click.option(
@@ -60,7 +60,7 @@ def demo(out: Path | None, seed: int, pipeline: bool) -> None:
 )  # fmt: skip
 @click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of the choice of faults.")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/soak"), show_default=True,
+    "--out", type=Folder(), default=Path("runs/soak"), show_default=True,
     help="Folder for the summary, the picture and the nodes' logs.",
 )  # fmt: skip
 def soak(

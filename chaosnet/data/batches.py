@@ -191,6 +191,6 @@ class Batches:
         if self._steps.calls == calls_before:
             raise ConfigError(
                 "batches: the next batch was asked for without optimizer.step() or trainer.update() (expected one of "
-                "them after each batch; to accumulate gradients over several batches, pass accumulate=N; for a batch "
-                "that is to be left out, trainer.update(samples=0))"
+                "them after each batch, of the optimizer that Trainer was given; to accumulate gradients over "
+                "several batches, pass accumulate=N; for a batch that is to be left out, trainer.update(samples=0))"
             )

@@ -51,6 +51,16 @@ def was_opened() -> bool:
     return _was_opened
 
 
+def close_all() -> None:
+    """Close every Trainer of this process, also one to which no name of the script leads any more.
+
+    For notebooks: a cell that ends with an error, or is interrupted, leaves the Trainers open that its functions
+    have made.
+    """
+    for trainer in tuple(_open):
+        trainer.request_node_exit()
+
+
 def check_alone() -> None:
     """Raises: ConfigError if this thread has an open trainer, or if this process is a worker that just starts.
 
@@ -69,7 +79,8 @@ def check_alone() -> None:
         if other.driver is here:
             raise ConfigError(
                 f"Trainer: {other.name!r} is still open in this process, and its cluster would wait for it while "
-                "this one joins (expected one node a process: close() the first one before)"
+                "this one joins (expected one node a process: close() the first one before, or chaosnet.close_all() "
+                "if no name leads to it)"
             )
 
 

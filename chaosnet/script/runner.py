@@ -138,6 +138,8 @@ def _tell_misplaced(script: str, args: tuple[str, ...]) -> None:
 
 def _say(text: str) -> None:
     line = log_line(text, SETTINGS["log_format"].of(None))
+    if sys.stderr is None:  # print() would take stdout instead.
+        return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # Nobody may read it.
         print(line, end="", file=sys.stderr, flush=True)
 

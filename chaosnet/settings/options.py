@@ -387,7 +387,7 @@ class File(Expecting):
     given = (str, os.PathLike)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        return os.fsdecode(value)
+        return os.fsdecode(value) or self.refuse("", "names nothing", param, ctx)
 
 
 class Folder(Expecting):
@@ -396,6 +396,8 @@ class Folder(Expecting):
     given = (str, os.PathLike)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        if not os.fspath(value):  # An unset variable of a shell; Path("") would be the folder where we are.
+            self.refuse("", "names nothing", param, ctx)
         path = Path(value)
         mode = self.mode_of(path, param, ctx)
         if mode and not stat.S_ISDIR(mode):

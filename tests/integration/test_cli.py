@@ -152,6 +152,13 @@ USAGE = {
     "run --join 10.0.0.2:x SCRIPT": "--join: '10.0.0.2:x' has no port: 'x' is no number from 1 to",
     "run --join :5555 SCRIPT": "--join: ':5555' has no host (expected",
     "run --listen nowhere SCRIPT": "--listen: 'nowhere' has no port (expected",
+    "run --listen -1 SCRIPT": "--listen: '-1' has no port (expected",
+    "run --every -1 SCRIPT": "--every: '-1' is out of range (expected",
+    "run --checkpoint-dir= SCRIPT": "--checkpoint-dir: '' names nothing (expected a folder, which",
+    "run --key= SCRIPT": "--key: '' names nothing (expected the path of a file)",
+    "keygen --out=": "--out: '' names nothing (expected the path of a file)",
+    "demo --out=": "--out: '' names nothing (expected a folder",
+    "soak --out SCRIPT": "--out: '",
     "run --neighbors 0 SCRIPT": "--neighbors: '0' is out of range (expected a whole number from 1 to 64)",
     "run --neighbors 2 --link a --join h:1 SCRIPT": "--link: 'a' beside --neighbors 2 (expected one of them)",
     "run --link a SCRIPT": "--link: 'a' without --join",
@@ -402,13 +409,14 @@ def test_a_path_that_leads_through_a_closed_folder_is_named(
     assert str(place) in err and f"cannot be read: {os.strerror(number)} (expected a" in err
 
 
-def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"], ids=["strict", "as-by-locale-c"])
+def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(encoding: str, tmp_path: Path) -> None:
     (folder := tmp_path / "gr\u00fcn").mkdir()
     (script := tmp_path / "train.py").write_text("print('gr\u00fcn')\n")
     told = {}
     for words in (("checkpoints", folder), ("run", script)):
         command = [sys.executable, "-m", "chaosnet", *map(str, words)]
-        env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        env = {**os.environ, "PYTHONIOENCODING": encoding}
         told[words[0]] = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=60, check=False
         )

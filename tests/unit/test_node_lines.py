@@ -36,6 +36,13 @@ def test_an_event_that_all_nodes_tell_is_shown_once_and_other_lines_each_time(lo
         assert shown == [f"n0  | {other}", f"n10 | {other}"]
 
 
+def test_what_a_node_tells_never_goes_to_the_output_of_a_script_without_stderr(capsys, monkeypatch):
+    """As after `2>&-`: print() to None takes stdout."""
+    monkeypatch.setattr(sys, "stderr", None)
+    Teller(False, Callbacks()).say("going on")
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("kind", SENTENCES)
 def test_events_of_all_kinds_are_known_in_both_formats(kind, capsys):
     text = notice("text", capsys, kind=kind)

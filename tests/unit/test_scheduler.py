@@ -167,6 +167,12 @@ def test_a_leave_is_proposed_and_repeated_until_it_is_in_force(bench):
     assert effects[0] == Happened("left", "c", "now 2 members, 1 link", 11)
 
 
+def test_who_is_alone_and_asks_again_until_its_step_ends_is_told_of_once():
+    bench = Bench(members="a", links=())
+    assert bench.receive("a", ScaleInRequest(node="a"))[0] == [Happened("scale-in", "a", "asks to leave", 10)]
+    assert bench.receive("a", ScaleInRequest(node="a"))[0] == []
+
+
 def test_links_of_those_who_only_join_are_not_counted_as_links_of_members():
     bench = Bench(links=[*TRIANGLE, ("a", "j"), ("b", "j")], observers="j")
     _, [(_, prepare)] = bench.receive("c", ScaleInRequest(node="c"))

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+import os
 import re
 import signal
 import socket
@@ -26,6 +27,7 @@ from chaosnet import (
     StepDone,
     Trainer,
     capture_exit_event,
+    close_all,
 )
 from chaosnet.data.share import fetch
 from chaosnet.invite import Token
@@ -692,6 +694,33 @@ def started_in_a_thread(start):
 
 def handlers():
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_a_trainer_to_which_no_name_leads_can_be_closed(start):
+    """As in a notebook, where the function that made it has ended with an error."""
+    trainers = [start(), started_in_a_thread(start)]
+    with pytest.raises(ConfigError, match=r"is still open .* chaosnet\.close_all\(\) if no name leads to it"):
+        start()
+    close_all()
+    assert [trainer.session.ended.how for trainer in trainers] == ["left", "left"]
+    start()
+
+
+@pytest.mark.parametrize("call", ["update", "batches", "status"])
+def test_a_forked_child_that_asks_the_trainer_of_its_parent_is_told_that_it_is_no_node(start, data, call):
+    trainer = start()
+    ask = {"batches": lambda: next(iter(trainer.batches(data, 2)))}.get(call, getattr(trainer, call))
+    came, told = os.pipe()
+    if (child := os.fork()) == 0:
+        threading.Timer(20, lambda: os._exit(1)).start()
+        try:
+            ask()
+        except ConfigError as error:
+            os.write(told, str(error).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert b"this process was forked from that of a node, and is none" in os.read(came, 1000)
+    trainer.update(samples=0)
 
 
 def test_when_the_last_trainer_has_closed_signals_do_what_they_did_before(start):
