@@ -54,9 +54,7 @@ class Teller:
         A terminal that was stopped (Ctrl+S), or a pipe that nobody empties, holds up the script that prints there,
         but no other thread: links would not be served.
         """
-        if (
-            self._quiet or sys.stderr is None
-        ):  # It was closed at the start: print() would take stdout instead.
+        if self._quiet or sys.stderr is None:  # If that was closed at the start, print() would take stdout.
             return
         in_script = threading.current_thread() is threading.main_thread()
         if not in_script and not _takes_more(0 if self._left_out else READER_PATIENCE_MS):

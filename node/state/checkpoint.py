@@ -43,7 +43,7 @@ OFF_FOR_A_WHILE = (
     errno.ESTALE,
     errno.ETIMEDOUT,
     errno.ENOTCONN,
-)  # Of a disk behind a network, mostly.
+)  # Mostly of a disk behind a network.
 SET_ASIDE, REMOVING = "set-aside-", ".removing-"
 
 SAFETENSORS_NAMES = {
