@@ -58,11 +58,16 @@ class Welcome:
         return here + (node.scheduler.receive(event.peer, request, now_s) if node.scheduler else [])
 
     def on_unheard(self, event: Received, now_s: float) -> list[Effect]:
-        """A joiner says once more that it has the state, as nobody has answered: tell it that the cluster goes on."""
+        """A joiner says once more that it has the state, as nobody has answered: tell it that the cluster goes on.
+
+        If this node copied for it, and all wait for that, its word that it has all has been lost with their link.
+        """
         told = event.message
         assert isinstance(told, ScaleOutReady)
-        speaks = told.unanswered and told.node in self.node.relay.peers
-        return self._say_here(told.node) if speaks else []
+        if not told.unanswered:
+            return []
+        here = self._say_here(told.node) if told.node in self.node.relay.peers else []
+        return self.node.serving.drop(told.node) + here
 
     def _is_near(self, request: ScaleOutRequest) -> bool:
         """Is it for us to answer? Only if the joiner has a link to us, or to no member at all."""

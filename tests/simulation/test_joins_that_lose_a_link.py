@@ -1,10 +1,13 @@
 """A joiner that is several steps behind when it loses a link, or a source, need not pull the state again."""
 
 import pytest
+from scripted import Scripted
 
 from chaosnet.node.agent.core import Phase
 from chaosnet.protocols import step_sync
-from chaosnet.protocols.messages import Install
+from chaosnet.protocols.events import Received
+from chaosnet.protocols.messages import Install, ReplicationDone, ScaleOutReady
+from chaosnet.protocols.serving import Serving
 from chaosnet.simulator.cluster import SimCluster
 from chaosnet.simulator.hunt import MUTANTS
 from chaosnet.simulator.lagging import JOINER, LOSSES, MEMBERSHIPS, play
@@ -49,3 +52,22 @@ def test_what_belongs_to_an_earlier_membership_does_not_count(name, mutant, comp
     MEMBERSHIPS[name]()
     with MUTANTS[mutant].alive(), pytest.raises(AssertionError, match=complaint):
         MEMBERSHIPS[name]()
+
+
+def test_a_source_that_was_not_told_that_a_joiner_has_all_hears_so_once_all_wait(monkeypatch):
+    """The link between them had closed, and was open again before the source came to the view of the join."""
+    original = Serving.asked
+
+    def asked(self, event, now_at):
+        is_lost = self.me == "n1" and isinstance(event.message, ReplicationDone)
+        return [] if is_lost else original(self, event, now_at)
+
+    monkeypatch.setattr(Serving, "asked", asked)
+    cluster = Scripted().grow("n1", "n2", "n3")
+    agent = cluster.agent("n1")
+    assert agent.serving.joiners == {"n2", "n3"}
+    for node, unanswered in (("n2", True), ("n3", False)):
+        agent.welcome.on_unheard(
+            Received(node, ScaleOutReady(node=node, unanswered=unanswered)), cluster.now_s
+        )
+    assert agent.serving.joiners == {"n3"}
