@@ -301,7 +301,9 @@ def test_ctrl_c_is_not_for_workers_and_they_end_when_their_parent_is_killed(tmp_
 
 def test_what_is_no_part_of_the_pipelines_bench_is_told():
     done = CliRunner().invoke(cli, ["bench", "pipelines", "--parts", "program,three"])
-    assert done.exit_code == 2 and "'three' (expected some of program, two, choose, kill, flush)" in done.output
+    assert (
+        done.exit_code == 2 and "'three' (expected some of program, two, choose, kill, flush)" in done.output
+    )
 
 
 def test_parts_of_the_pipelines_bench_are_refused_beside_the_one_for_an_accelerator():
