@@ -18,7 +18,7 @@ import zmq
 from ...protocols.codec import encode
 from ...protocols.messages import Laid, Lend, Mapped
 from . import descriptors
-from .link import OURS, Conn
+from .link import NOBLOCK, OURS, SNDMORE, Conn
 from .outgoing import Item
 from .shared_memory import Arena
 
@@ -50,7 +50,7 @@ def lay(conn: Conn, arena: Arena, item: Item, at: int, size: int) -> None:
 
     Raises: zmq.ZMQError if that cannot be sent; then nothing is written, and the blocks are free again.
     """
-    socket, more = conn.port.socket, zmq.NOBLOCK | zmq.SNDMORE
+    socket, more = conn.port.socket, NOBLOCK | SNDMORE
     try:
         socket.send(OURS if conn.route is None else conn.route, more)
     except zmq.ZMQError:
@@ -60,4 +60,4 @@ def lay(conn: Conn, arena: Arena, item: Item, at: int, size: int) -> None:
         socket.send(OURS, more)
     arena.write(at, item.second)
     conn.laid_bytes += size
-    socket.send(encode(Laid(header=item.first, first=at, size=size)), zmq.NOBLOCK)
+    socket.send(encode(Laid(header=item.first, first=at, size=size)), NOBLOCK)

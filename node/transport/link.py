@@ -16,6 +16,9 @@ from .outgoing import Outgoing
 from .shared_memory import Arena
 from .strangers import Accepted
 
+# As plain integers: each operation on pyzmq's flags makes an object, in the loop's hottest places.
+NOBLOCK, SNDMORE, POLLIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.POLLIN)
+
 OURS = b""  # First frame of the transport's own words; bodies and headers are never empty.
 
 
@@ -43,7 +46,7 @@ class Port:
 
     def readable(self) -> bool:
         """Is there something to read? The question also makes libzmq look for what has changed."""
-        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(self.socket.get(zmq.EVENTS) & POLLIN)
 
 
 @dataclass(eq=False, slots=True)

@@ -19,7 +19,7 @@ from .acceptor import Acceptor
 from .dialer import Dialer
 from .foreign import Foreign
 from .greeting import introduces
-from .link import OURS, Conn, LinkStage, Port, where
+from .link import NOBLOCK, OURS, Conn, LinkStage, Port, where
 from .links import Links
 from .shared_memory import Arena, Payload
 from .sockets import Sockets
@@ -55,10 +55,9 @@ class Receiver:
         """Read the monitor, then the socket until it is empty, then act upon what the monitor said."""
         self._sockets.read_monitor(port)
         for _ in range(READS_PER_TURN):
-            frames = _receive(port.socket)
-            if frames is None:
+            if not port.readable():  # Cheaper than an error that there is nothing.
                 break
-            self.received(port, frames)
+            self.received(port, _receive(port.socket))
             if not port.open:
                 return
         else:
@@ -153,12 +152,9 @@ class Receiver:
         self._foreign.drop(where(conn), reason)
 
 
-def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
-    """One item, None if there is none. Of one with too many frames, only so many that the receiver sees it."""
-    try:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
+def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """One item, which is there. Of one with too many frames, only so many that the receiver sees it."""
+    frame = socket.recv(NOBLOCK, copy=False)
     frames = [frame]
     while frame.more:
         frame = socket.recv(copy=False)

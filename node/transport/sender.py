@@ -12,12 +12,13 @@ from ...protocols.codec import encode
 from ...protocols.messages import Bye, Message
 from .. import clock
 from . import lending
-from .link import OURS, Conn, PeerLink, Port
+from .link import NOBLOCK, OURS, SNDMORE, Conn, PeerLink, Port
 from .outgoing import Item, Rank, size_of
 from .sockets import Sockets
 from .turns import Turns
 
-RETRY_S = 0.005  # libzmq's signal that there is room is lost if another call to it takes it: so we ask again.
+# We look for room when libzmq signals it. The signal is lost if a call about something else takes it: so we also ask.
+RETRY_S = 0.02
 LAID_PER_TURN = 16 << 20  # Bytes that one connection lays in shared memory before others have their turn.
 
 
@@ -41,7 +42,10 @@ class Sender:
         port = conn.port
         if conn.lost or not port.open:
             return False
+        waits = bool(conn.queue)
         conn.queue.push(rank, first, second, tag, turn)
+        if waits:  # libzmq had no room, and will signal it.
+            return True
         self._drain(conn)
         # Sending may take from the descriptor the signal that a message has come, or that there is room for others.
         if port.open and (port.blocked or port.readable()):
@@ -73,12 +77,19 @@ class Sender:
         """Go on with the queues of a port that libzmq had no room for."""
         if not port.blocked or not port.open:
             return  # Nothing waits; or what was read from the port has made us shut it.
-        port.readable()  # Makes libzmq look for room, which it else does only now and then.
         for conn in port.blocked:
             conn.laid_bytes = 0
-        sent = [self._drain(conn) for conn in list(port.blocked)]
-        if any(sent) or port.readable():
+        readable, sent = self._drain_all(port)
+        if sent:  # Meanwhile libzmq may have found more room, without a further signal.
+            readable, sent = self._drain_all(port)
+        if readable or sent:
             self._turns.wake(port)
+
+    def _drain_all(self, port: Port) -> tuple[bool, bool]:
+        """Give libzmq what is queued for a port. Returns: is there something to read; did it take any?"""
+        readable = port.readable()  # Makes libzmq look for room, which it else does only now and then.
+        sent = [self._drain(conn) for conn in list(port.blocked)]
+        return readable, any(sent)
 
     def flush_all(self, until_s: float) -> None:
         """Block until libzmq has all that is queued, or until `until_s` by `time.monotonic`."""
@@ -134,7 +145,7 @@ def _hand_over(conn: Conn, item: Item) -> None:
 
     Raises: zmq.Again if libzmq has no room; other zmq.ZMQError if the connection is gone.
     """
-    socket, more = conn.port.socket, zmq.NOBLOCK | zmq.SNDMORE
+    socket, more = conn.port.socket, NOBLOCK | SNDMORE
     if conn.lent and item.second is not None:
         size = size_of(item.second)
         if (at := conn.lent.reserve(size)) is not None:
@@ -143,7 +154,7 @@ def _hand_over(conn: Conn, item: Item) -> None:
     if conn.route is not None:
         socket.send(conn.route, more)
     if item.second is None:
-        socket.send(item.first, zmq.NOBLOCK)
+        socket.send(item.first, NOBLOCK)
     else:
         socket.send(item.first, more)
-        socket.send(item.second, zmq.NOBLOCK, copy=False)
+        socket.send(item.second, NOBLOCK, copy=False)

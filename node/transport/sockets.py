@@ -20,7 +20,7 @@ from .. import forked
 from ..endpoint import Endpoint
 from ..keys import KeyPair
 from . import curve, descriptors, local
-from .link import Port
+from .link import NOBLOCK, POLLIN, Port
 from .strangers import HELLO_S, Door, allow_many_descriptors
 
 MAX_FRAME_BYTES = 64 << 20  # libzmq drops a connection that announces more, before it allocates anything.
@@ -30,6 +30,7 @@ IO_THREADS = 1
 # Messages that libzmq holds for one connection, besides the one that it is sending: enough to send until we hear that
 # there is room, and few, as nothing can overtake them. A Hello and a Bye must fit.
 SEND_AHEAD = 2
+COPY_BYTES = 256 << 10  # A larger payload is sent as it lies: a thread of pyzmq's then has to wake up to free it.
 MAX_SOCKETS = 8192  # Four for each peer we dial: two DEALERs and their monitors.
 HANDSHAKE_MS = round(1000 * HELLO_S)  # libzmq's own limit to its part of the handshake.
 # Without it, TCP would try for a quarter of an hour to send what is never acknowledged. No heartbeats go over a bulk
@@ -130,6 +131,7 @@ class Sockets:
         socket.set(zmq.IPV6, ":" in end.host)
         socket.set(zmq.SNDHWM, SEND_AHEAD)
         socket.set(zmq.RCVHWM, 0)
+        socket.copy_threshold = COPY_BYTES
         socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.set(zmq.TCP_KEEPALIVE, 1)  # A path that dies silently while idle is noticed after 25 s.
@@ -194,6 +196,6 @@ class Sockets:
 
 def _monitored(port: Port) -> Iterator[tuple[int, int]]:
     """(event, value) of each message of a port's monitor."""
-    while int(port.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-        what, _ = port.monitor.recv_multipart(zmq.NOBLOCK)
+    while port.monitor.get(zmq.EVENTS) & POLLIN:
+        what, _ = port.monitor.recv_multipart(NOBLOCK)
         yield _EVENT.unpack(what)
