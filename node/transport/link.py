@@ -37,6 +37,7 @@ class Port:
     monitor: zmq.Socket[bytes]
     rank: int  # Lower is read first.
     conn: Conn | None  # None: the ROUTER, shared by all accepted connections.
+    told: bool = True  # Its monitor may have something to read.
     open: bool = True  # False once its sockets are closed.
     connected: bool = False
     fd: int = -1  # Of a connection that we dialled, while that lives.
@@ -46,7 +47,7 @@ class Port:
 
     def readable(self) -> bool:
         """Is there something to read? The question also makes libzmq look for what has changed."""
-        return bool(self.socket.get(zmq.EVENTS) & POLLIN)
+        return bool(int(self.socket.get(zmq.EVENTS)) & POLLIN)
 
 
 @dataclass(eq=False, slots=True)

@@ -153,13 +153,18 @@ class Sockets:
         monitor.connect(place)
         port = Port(socket, monitor, rank, None)
         self.open.add(port)
-        for each in (socket, monitor):
-            self._loop.add_reader(each.fileno(), self._wake, port)
+        self._loop.add_reader(socket.fileno(), self._wake, port)
+        self._loop.add_reader(monitor.fileno(), self._told, port)
         self._wake(port)
         return port
 
+    def _told(self, port: Port) -> None:
+        port.told = True
+        self._wake(port)
+
     def read_monitor(self, port: Port) -> None:
         """Read a port's monitor, and note what it says. Connections that have ended are in `port.lost` then."""
+        port.told = False
         for event, value in _monitored(port):
             if port.conn is None:
                 if gone := self.door.event(event, value, time.monotonic()):
@@ -198,6 +203,6 @@ class Sockets:
 
 def _monitored(port: Port) -> Iterator[tuple[int, int]]:
     """(event, value) of each message of a port's monitor."""
-    while port.monitor.get(zmq.EVENTS) & POLLIN:
+    while int(port.monitor.get(zmq.EVENTS)) & POLLIN:
         what, _ = port.monitor.recv_multipart(NOBLOCK)
         yield _EVENT.unpack(what)

@@ -10,14 +10,15 @@ import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 import pytest
 from test_transport import Node, link, nodes, real
 
 from chaosnet.node.endpoint import Endpoint
-from chaosnet.node.transport import descriptors
+from chaosnet.node.transport import descriptors, sender
 from chaosnet.node.transport.link import Conn
-from chaosnet.node.transport.outgoing import Rank
+from chaosnet.node.transport.outgoing import Item, Rank
 from chaosnet.node.transport.sockets import SEND_AHEAD
 
 pytestmark = pytest.mark.realtime
@@ -233,6 +234,31 @@ async def test_what_waits_goes_on_though_the_word_that_there_is_room_was_lost() 
         asyncio.get_running_loop().remove_reader(bulk_of(a, "b").port.socket.fileno())
         path.free.set()
         await b[1].until("bulk", times=20)
+
+
+@real
+async def test_while_libzmq_has_no_room_further_items_wait_without_being_tried() -> None:
+    tried: list[Item] = []
+    hand_over = sender._hand_over
+
+    def count(conn: Conn, item: Item) -> None:
+        tried.append(item)
+        hand_over(conn, item)
+
+    for sender_dials in (True, False):
+        async with nodes("a", "b") as [a, b], blocked_path(a, b, sender_dials) as path:
+            for _ in range(20):
+                a[0].send_bulk("b", b"h", bytes(MIB))
+            await asyncio.sleep(0.2)
+            with patch.object(sender, "_hand_over", count):
+                for _ in range(50):
+                    a[0].send_bulk("b", b"h", b"")
+                assert not tried
+                await asyncio.sleep(10 * sender.RETRY_S)
+                assert len(tried) <= 10, "it asks now and then, in case libzmq's word was lost"
+            tried.clear()
+            path.free.set()
+            await b[1].until("bulk", times=70)
 
 
 # --- ends -----------------------------------------------------------------------------------------------
