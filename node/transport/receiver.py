@@ -53,7 +53,8 @@ class Receiver:
 
     def _read(self, port: Port) -> None:
         """Read the monitor, then the socket until it is empty, then act upon what the monitor said."""
-        if port.told or (port.conn and not port.connected):  # What comes over it comes after its connection.
+        # That a port we have dialled is connected is known before anything that has come is acted upon.
+        if port.told or (port.conn and not port.connected):
             self._sockets.read_monitor(port)
         for _ in range(READS_PER_TURN):
             if not port.readable():  # Cheaper than an error that there is nothing.

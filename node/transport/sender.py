@@ -79,17 +79,17 @@ class Sender:
             return  # Nothing waits; or what was read from the port has made us shut it.
         for conn in port.blocked:
             conn.laid_bytes = 0
-        readable, sent = self._drain_all(port)
-        if sent:  # Meanwhile libzmq may have found more room, without a further signal.
-            readable, sent = self._drain_all(port)
-        if readable or sent:
+        # A second time where it took some: meanwhile it may have found more room, without a further signal.
+        sent = self._drain_all(port) and self._drain_all(port)
+        # Sending may have taken from the descriptor the signal that a message has come.
+        if sent or port.readable():
             self._turns.wake(port)
 
-    def _drain_all(self, port: Port) -> tuple[bool, bool]:
-        """Give libzmq what is queued for a port. Returns: is there something to read; did it take any?"""
-        readable = port.readable()  # Makes libzmq look for room, which it else does only now and then.
+    def _drain_all(self, port: Port) -> bool:
+        """Give libzmq what is queued for a port. Returns: did it take any?"""
+        port.readable()  # Makes libzmq look for room, which it else does only now and then.
         sent = [self._drain(conn) for conn in list(port.blocked)]
-        return readable, any(sent)
+        return any(sent)
 
     def flush_all(self, until_s: float) -> None:
         """Block until libzmq has all that is queued, or until `until_s` by `time.monotonic`."""

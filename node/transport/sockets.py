@@ -30,9 +30,8 @@ IO_THREADS = 1
 # Messages that libzmq holds for one connection, besides the one that it is sending: enough to send until we hear that
 # there is room, and few, as nothing can overtake them. A Hello and a Bye must fit.
 SEND_AHEAD = 2
-COPY_BYTES = (
-    256 << 10
-)  # A larger payload is sent as it lies: a thread of pyzmq's then has to wake up to free it.
+# A larger payload is sent as it lies, for which a thread of pyzmq's has to wake up to free it.
+COPY_BYTES = 256 << 10
 MAX_SOCKETS = 8192  # Four for each peer we dial: two DEALERs and their monitors.
 HANDSHAKE_MS = round(1000 * HELLO_S)  # libzmq's own limit to its part of the handshake.
 # Without it, TCP would try for a quarter of an hour to send what is never acknowledged. No heartbeats go over a bulk
