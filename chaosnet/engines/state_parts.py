@@ -95,14 +95,29 @@ class StateParts:
         return self._known_bytes
 
     def slots(self, group: int, whole: bool) -> list[Slot]:
-        """What is sent of a group, in order: its parameters; if `whole`, each with what the optimizer knows of it."""
+        """What is sent of a group, in order: its parameters; if `whole`, each with what the optimizer knows of it.
+
+        Raises: ConfigError if it knows something else of one that is held than what a first step makes.
+        """
         found: list[Slot] = []
         for parameter in self.groups[group]:
-            known = whole and self._numbers[parameter] in self.stepped
-            found += [
-                Slot(parameter, key) for key in ("", *(sorted(self._probed(parameter)) if known else ()))
-            ]
+            found.append(Slot(parameter, ""))
+            if whole and self._numbers[parameter] in self.stepped:
+                known = self._probed(parameter)
+                if group in self.held:
+                    self._check_known(known, self._state(parameter))
+                found += [Slot(parameter, key) for key in sorted(known)]
         return found
+
+    def _check_known(self, first: Held, now: Held) -> None:
+        """Of a parameter: what the optimizer makes in a first step, and what it has now. Raises: ConfigError."""
+        for key in sorted(first.keys() | now.keys()):
+            if key not in now or key not in first or _kind(first[key]) != _kind(now[key]):
+                raise ConfigError(
+                    f"optimizer: {type(self.optimizer).__name__} has made or changed {key!r} of a parameter in a later "
+                    "step (expected all tensors from the first step on, of one type and shape, where members keep "
+                    "parts of the state)"
+                )
 
     def content(self, slot: Slot) -> torch.Tensor:
         """The tensor of a slot that is held here, not copied."""
@@ -330,6 +345,10 @@ class _DrawsNothing(TorchDispatchMode):
                 f"optimizer: {self._optimizer} draws random numbers (expected none, where members keep parts)"
             )
         return func(*args, **(kwargs or {}))
+
+
+def _kind(known: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return known.dtype, known.shape
 
 
 def _device(parameter: nn.Parameter, known: torch.Tensor) -> torch.device:

@@ -184,5 +184,7 @@ def test_a_member_whose_optimizer_fails_is_out_even_if_its_script_catches_that(t
         (other,) = started.values()
         assert [failed.exit_code(), other.exit_code()] == [0, 0], scripts.story()
         assert failed.lines("caught") == [["ValueError", "3"]], scripts.story()
-        assert f"{where} leaves: its script ended with ValueError: of the script" in other.text(), scripts.story()
+        assert f"{where} leaves: its script ended with ValueError: of the script" in other.text(), (
+            scripts.story()
+        )
         assert dict(other.lines("loss")) == losses_alone, scripts.story()

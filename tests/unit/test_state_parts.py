@@ -207,6 +207,25 @@ def test_an_optimizer_that_keeps_numbers_is_refused_by_name():
         Member(lambda parameters: Counting(parameters, lr=0.1))
 
 
+def test_an_optimizer_that_makes_some_of_its_state_later_is_refused_by_name():
+    class Slow(torch.optim.SGD):
+        calls = 0
+
+        def step(self, closure=None):
+            super().step()
+            self.calls += 1
+            for parameter in self.param_groups[0]["params"] if self.calls == 3 else ():
+                self.state[parameter]["slow"] = parameter.detach().clone()
+
+    member = Member(lambda parameters: Slow(parameters, lr=0.1))
+    for seed in (1, 2):
+        member.step(seed)
+        member.digests()
+    member.step(3)
+    with pytest.raises(ConfigError, match="Slow has made or changed 'slow' of a parameter in a later step"):
+        member.digests()
+
+
 def test_an_optimizer_whose_constructor_alone_makes_its_state_is_refused_by_name():
     class Early(torch.optim.SGD):
         def __init__(self, parameters, lr):
