@@ -114,9 +114,9 @@ class StateParts:
         for key in sorted(first.keys() | now.keys()):
             if key not in now or key not in first or _kind(first[key]) != _kind(now[key]):
                 raise ConfigError(
-                    f"optimizer: {type(self.optimizer).__name__} has made or changed {key!r} of a parameter in a later "
-                    "step (expected all tensors from the first step on, of one type and shape, where members keep "
-                    "parts of the state)"
+                    f"optimizer: {type(self.optimizer).__name__} has made or changed {key!r} of a parameter in a "
+                    "later step (expected all tensors from the first step on, of one type and shape, where members "
+                    "keep parts of the state)"
                 )
 
     def content(self, slot: Slot) -> torch.Tensor:

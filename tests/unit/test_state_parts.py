@@ -117,6 +117,15 @@ def test_all_members_have_the_same_names_types_and_shapes():
     assert {name for name, _, _ in rows[0]} == named.keys() and {*named.values()} == {0, 1, 2}
 
 
+def test_an_optimizer_may_keep_something_beside_what_it_knows_of_parameters():
+    member = Member()
+    member.optimizer.state["all"]["calls"] = 0
+    member.step(1)
+    state = TrainingState(member.model, member.optimizer, member.schedule)
+    plain, state.parted = state.state_bytes(), member.parts.parameters
+    assert 0 == state.state_bytes() < plain
+
+
 def test_a_parameter_keeps_its_layout_in_memory():
     member = Member()
     other = Member()
