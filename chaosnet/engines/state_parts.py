@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..node.state.flat_state import Manifest, as_bytes
 from ..node.state.state_window import EVERY, Reading
+from ..node.state.trainable import is_expanded
 from ..protocols.errors import ConfigError
 from .layer_builds import nothing_like
 
@@ -53,7 +54,9 @@ class StateParts:
     ) -> None:  # fmt: skip
         unbuilt = unbuilt or {}
         self.groups, self.optimizer, self.names, self.arithmetic = groups, optimizer, names, arithmetic
-        self.held = {number for number, group in enumerate(groups) if unbuilt.keys().isdisjoint(group)}
+        # Of an earlier trainer of this process, which kept only parts.
+        absent = {p for group in groups for p in group if p in unbuilt or is_expanded(p)}
+        self.held = {number for number, group in enumerate(groups) if absent.isdisjoint(group)}
         self.sizes = [sum(parameter.nbytes for parameter in group) for group in groups]
         self.parameters = [parameter for group in groups for parameter in group]
         self.group_of = {parameter: number for number, group in enumerate(groups) for parameter in group}
@@ -67,7 +70,7 @@ class StateParts:
         self._known_bytes: tuple[int, ...] | None = None  # None: it is to be counted.
         self._known: dict[tuple[object, ...], Held] = {}  # What the optimizer keeps of a parameter, likewise.
         # Have values, those after the last step.
-        self._here: set[nn.Parameter] = {*self.parameters} - unbuilt.keys()
+        self._here: set[nn.Parameter] = {*self.parameters} - absent
         # Memory of others that is likely to be needed again.
         self._room: dict[nn.Parameter, torch.Tensor] = {}
         self._has_state = set(self.held)  # Groups of whose optimizer's state something is here.
