@@ -24,6 +24,7 @@ from .protocols.codec import decode, encode
 from .protocols.errors import MalformedMessage, PeerUnreachable, VersionMismatch
 from .protocols.messages import (
     EVERYONE,
+    FASTEST,
     Answer,
     ConnectLinkRequest,
     DisconnectLinkRequest,
@@ -157,8 +158,12 @@ def go_on(address: str, deadline_s: float = DEADLINE_S) -> Answer:
 def relayout(address: str, layout: str, deadline_s: float = RELAYOUT_DEADLINE_S) -> Answer:
     """Have the cluster train in other pipelines ("2+2"), or in the fastest ("auto").
 
-    Returns: once they run, and from which step; or why they cannot. Raises: as `leave`.
+    Returns: once they run, and from which step; or why they cannot. Raises: as `leave`; ConfigError for no layout.
     """
+    from .scheduler.elastic.running import lengths_of  # Planners are loaded for this only.
+
+    if layout != FASTEST:
+        lengths_of(layout)  # No node answers to what is too long for a message.
     return _command(address, lambda me, node: RelayoutCommand(asker=me, layout=layout), deadline_s)
 
 

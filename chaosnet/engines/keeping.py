@@ -93,6 +93,13 @@ class Keeping:
         """Are the parameters of all layers here, as of the last update?"""
         return self.me in self.whole
 
+    @property
+    def absent(self) -> str:
+        """The layers of which parameters are not here, and cannot be made, in words; "" if there are none."""
+        lacking = [g for g in range(len(self.table)) if not self.parts.has(g) and g not in self.made.layers]
+        layers = sorted({layer for group in lacking for layer in self._users[group]})
+        return layers_named(layers) if layers else ""
+
     def lost_in(self, members: Collection[str]) -> str:
         """If none of `members` has some layers any more, a sentence that names these; else ""."""
         gone = lost_groups(self.made.present(self.table, members), members)

@@ -165,6 +165,11 @@ class Pipelines(TrainingEngine):
     def founded(self) -> None:
         """See `Engine`."""
         if self.keeping is not None:
+            if absent := self.keeping.absent:
+                raise ConfigError(
+                    f"model: no values of {absent} are here, as an earlier trainer of this process kept only a part "
+                    "(expected a model with values: build it anew, or load it)"
+                )
             self.keeping.begin_anew([self.session.name])
         # Whoever wanted to train when a checkpoint was written is not here.
         self._begun, self._goal = False, 0

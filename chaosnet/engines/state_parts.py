@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..node.state.flat_state import Manifest, as_bytes
 from ..node.state.state_window import EVERY, Reading
+from ..node.state.trainable import is_expanded
 from ..protocols.errors import ConfigError
 from .layer_builds import nothing_like
 
@@ -53,7 +54,9 @@ class StateParts:
     ) -> None:  # fmt: skip
         unbuilt = unbuilt or {}
         self.groups, self.optimizer, self.names, self.arithmetic = groups, optimizer, names, arithmetic
-        self.held = {number for number, group in enumerate(groups) if unbuilt.keys().isdisjoint(group)}
+        # Of an earlier trainer of this process, which kept only parts.
+        absent = {p for group in groups for p in group if p in unbuilt or is_expanded(p)}
+        self.held = {number for number, group in enumerate(groups) if absent.isdisjoint(group)}
         self.sizes = [sum(parameter.nbytes for parameter in group) for group in groups]
         self.parameters = [parameter for group in groups for parameter in group]
         self.group_of = {parameter: number for number, group in enumerate(groups) for parameter in group}
@@ -67,7 +70,7 @@ class StateParts:
         self._known_bytes: tuple[int, ...] | None = None  # None: it is to be counted.
         self._known: dict[tuple[object, ...], Held] = {}  # What the optimizer keeps of a parameter, likewise.
         # Have values, those after the last step.
-        self._here: set[nn.Parameter] = {*self.parameters} - unbuilt.keys()
+        self._here: set[nn.Parameter] = {*self.parameters} - absent
         # Memory of others that is likely to be needed again.
         self._room: dict[nn.Parameter, torch.Tensor] = {}
         self._has_state = set(self.held)  # Groups of whose optimizer's state something is here.
@@ -95,14 +98,29 @@ class StateParts:
         return self._known_bytes
 
     def slots(self, group: int, whole: bool) -> list[Slot]:
-        """What is sent of a group, in order: its parameters; if `whole`, each with what the optimizer knows of it."""
+        """What is sent of a group, in order: its parameters; if `whole`, each with what the optimizer knows of it.
+
+        Raises: ConfigError if it knows something else of one that is held than what a first step makes.
+        """
         found: list[Slot] = []
         for parameter in self.groups[group]:
-            known = whole and self._numbers[parameter] in self.stepped
-            found += [
-                Slot(parameter, key) for key in ("", *(sorted(self._probed(parameter)) if known else ()))
-            ]
+            found.append(Slot(parameter, ""))
+            if whole and self._numbers[parameter] in self.stepped:
+                known = self._probed(parameter)
+                if group in self.held:
+                    self._check_known(known, self._state(parameter))
+                found += [Slot(parameter, key) for key in sorted(known)]
         return found
+
+    def _check_known(self, first: Held, now: Held) -> None:
+        """Of a parameter: what the optimizer makes in a first step, and what it has now. Raises: ConfigError."""
+        for key in sorted(first.keys() | now.keys()):
+            if key not in now or key not in first or _kind(first[key]) != _kind(now[key]):
+                raise ConfigError(
+                    f"optimizer: {type(self.optimizer).__name__} has made or changed {key!r} of a parameter in a "
+                    "later step (expected all tensors from the first step on, of one type and shape, where members "
+                    "keep parts of the state)"
+                )
 
     def content(self, slot: Slot) -> torch.Tensor:
         """The tensor of a slot that is held here, not copied."""
@@ -330,6 +348,10 @@ class _DrawsNothing(TorchDispatchMode):
                 f"optimizer: {self._optimizer} draws random numbers (expected none, where members keep parts)"
             )
         return func(*args, **(kwargs or {}))
+
+
+def _kind(known: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return known.dtype, known.shape
 
 
 def _device(parameter: nn.Parameter, known: torch.Tensor) -> torch.device:

@@ -12,7 +12,7 @@ from ..engines.pipelines import Pipelines
 from ..node.mailbox import Interrupted
 from ..node.outcomes import StepOutcome
 from ..node.session import Session
-from ..protocols.errors import ConfigError
+from ..protocols.errors import ConfigError, describe
 from ..protocols.messages import Contribution
 from ..scheduler.elastic.keeping import Table
 from . import endings
@@ -133,6 +133,11 @@ class PipelineSteps:
         session.rates.sync_delay_s = came_s - waited_s
         try:
             session.adopt(outcome)
+        except BaseException as error:
+            is_whole = engine.last is not None and engine.last.round == outcome.step
+            if not is_whole and session.ended is None:  # No other member has such a state.
+                self._node.crash(describe(error))
+            raise
         finally:  # What raised may be a function of the script's, which may go on.
             self._tell_kept()
             self._record(outcome, before, began_s, came_s)

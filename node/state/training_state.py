@@ -170,7 +170,9 @@ class TrainingState:
         by_index = dict(state["state"])
         if self.parted:  # Each node's optimizer has met parameters in an order of its own.
             left_out = self._indices_of(without)
-            by_index = {index: by_index[index] for index in sorted(by_index) if index not in left_out}
+            by_index = {
+                index: by_index[index] for index in sorted(by_index, key=_turn) if index not in left_out
+            }
         sections = {
             "parameters": plain.encode(parameters, "parameters", table),
             "optimizer.state": plain.encode(by_index, "optimizer.state", table, canonical=canonical),
@@ -399,6 +401,11 @@ class TrainingState:
 _SECTIONS = {
     "parameters", "optimizer.state", "buffers", "optimizer", "lr_scheduler", "extra_state", "kinds", "rng", "runtime",
 }  # fmt: skip
+
+
+def _turn(key: Any) -> tuple[bool, Any]:
+    """What to sort an optimizer's state by: parameters by their index, then what it keeps under other names."""
+    return (False, key) if isinstance(key, int) else (True, repr(key))
 
 
 def _settings(state: dict[str, Any], without: Collection[str]) -> dict[str, Any]:

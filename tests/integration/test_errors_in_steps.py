@@ -93,6 +93,11 @@ class Data:
         fail("data")
         return torch.full((3,), index / 40), torch.full((1,), index / 20)
 
+class Adam(torch.optim.Adam):
+    def step(self, closure=None):
+        fail("optimizer")
+        return super().step(closure)
+
 def computed(told):
     fail("on_computed")
     if (told.backward, told.micro_batch) in slow:
@@ -102,7 +107,7 @@ def computed(told):
 torch.manual_seed(0)
 model = nn.Sequential(Layer(3, 8), Layer(8, 8), Layer(8, 1))
 trainer = PipelineTrainer(
-    model, torch.optim.Adam(model.parameters(), 0.01), nn.functional.mse_loss, batch=8, micro_batch=4, stages=members,
+    model, Adam(model.parameters(), 0.01), nn.functional.mse_loss, batch=8, micro_batch=4, stages=members,
     keepers=2, first_members=members, callbacks=Callbacks(on_step=lambda step: fail("on_step"), on_computed=computed),
 )
 signal.signal(signal.SIGINT, signal.default_int_handler)  # As a notebook has it while a cell runs.
@@ -121,6 +126,8 @@ while trainer.step < 8:
                 break
     except (ValueError, KeyboardInterrupt) as error:
         print("caught", type(error).__name__, trainer.step)
+        if place == "optimizer":
+            break
 print("end", trainer.step, trainer.samples)
 """
 
@@ -164,3 +171,20 @@ def test_a_step_of_pipelines_that_an_interrupt_has_broken_off_is_done_once(tmp_p
         losses = run_pipelines(scripts, 2, place, "")
         assert scripts.started[1].lines("caught") == [["KeyboardInterrupt", "3"]], scripts.story()
         assert losses == [losses_alone] * 2, scripts.story()
+
+
+@pytest.mark.parametrize("where", ["n0", "n1"])
+def test_a_member_whose_optimizer_fails_is_out_even_if_its_script_catches_that(tmp_path, where, losses_alone):
+    with scripts_in(tmp_path) as scripts:
+        started = {}
+        for name in ("n0", "n1"):
+            started[name] = scripts.start(name, PIPELINES, "optimizer", "2", where)
+            started["n0"].address()
+        failed = started.pop(where)
+        (other,) = started.values()
+        assert [failed.exit_code(), other.exit_code()] == [0, 0], scripts.story()
+        assert failed.lines("caught") == [["ValueError", "3"]], scripts.story()
+        assert f"{where} leaves: its script ended with ValueError: of the script" in other.text(), (
+            scripts.story()
+        )
+        assert dict(other.lines("loss")) == losses_alone, scripts.story()

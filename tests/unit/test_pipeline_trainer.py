@@ -180,6 +180,20 @@ def test_another_layout_may_be_asked_for_and_one_that_cannot_be_is_refused():
         assert t.layout == f"{t.name} 0-2 x4"
 
 
+def test_a_model_of_which_an_earlier_trainer_kept_a_part_may_not_found_a_cluster_but_resume(tmp_path):
+    model, disk = make_model(), Checkpoints(tmp_path, every=1)
+    with trainer(model, keepers=2, checkpoints=disk) as t:
+        list(t.steps(make_data(), epochs=1))
+        t.gather()
+        values = [parameter.detach().clone() for parameter in model.parameters()]
+    t.engine.keeping.parts.keep(())  # As where others keep all of it.
+    with pytest.raises(ConfigError, match="no values of layers 0, 2 are here"):
+        trainer(model, keepers=2)
+    resumed = Checkpoints(tmp_path, every=1, resume=True)
+    with trainer(model, keepers=2, checkpoints=resumed) as t:
+        assert all(map(torch.equal, model.parameters(), values))
+
+
 class _Pair(nn.Module):
     def forward(self, pair):
         return pair[0] + pair[1]

@@ -117,6 +117,15 @@ def test_all_members_have_the_same_names_types_and_shapes():
     assert {name for name, _, _ in rows[0]} == named.keys() and {*named.values()} == {0, 1, 2}
 
 
+def test_an_optimizer_may_keep_something_beside_what_it_knows_of_parameters():
+    member = Member()
+    member.optimizer.state["all"]["calls"] = 0
+    member.step(1)
+    state = TrainingState(member.model, member.optimizer, member.schedule)
+    plain, state.parted = state.state_bytes(), member.parts.parameters
+    assert 0 == state.state_bytes() < plain
+
+
 def test_a_parameter_keeps_its_layout_in_memory():
     member = Member()
     other = Member()
@@ -205,6 +214,25 @@ def test_an_optimizer_that_keeps_numbers_is_refused_by_name():
 
     with pytest.raises(ConfigError, match="Counting keeps 'calls' of a parameter as int"):
         Member(lambda parameters: Counting(parameters, lr=0.1))
+
+
+def test_an_optimizer_that_makes_some_of_its_state_later_is_refused_by_name():
+    class Slow(torch.optim.SGD):
+        calls = 0
+
+        def step(self, closure=None):
+            super().step()
+            self.calls += 1
+            for parameter in self.param_groups[0]["params"] if self.calls == 3 else ():
+                self.state[parameter]["slow"] = parameter.detach().clone()
+
+    member = Member(lambda parameters: Slow(parameters, lr=0.1))
+    for seed in (1, 2):
+        member.step(seed)
+        member.digests()
+    member.step(3)
+    with pytest.raises(ConfigError, match="Slow has made or changed 'slow' of a parameter in a later step"):
+        member.digests()
 
 
 def test_an_optimizer_whose_constructor_alone_makes_its_state_is_refused_by_name():
