@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from ..protocols import effects as fx
 from ..protocols import events as ev
 from ..protocols.codec import encode
@@ -30,6 +28,7 @@ from . import clock
 from .agent.core import Agent, Phase
 from .link_tests import LinkTests
 from .mailbox import Mailbox
+from .memory import free_bytes
 from .outcomes import Admitted, Ended, FoundedAt, Outcome, Redo, StateArrived, StateDiscarded, StepOutcome
 from .state.replica import Replica
 from .step_history import StepHistory
@@ -45,7 +44,7 @@ BACKLOG_SHARE = 0.25  # Of available memory, for results that a joiner cannot ap
 
 def backlog_limit() -> int:
     """Bytes of results that may wait at a joiner, by the memory that is free now."""
-    return int(BACKLOG_SHARE * psutil.virtual_memory().available)
+    return int(BACKLOG_SHARE * free_bytes())
 
 
 @dataclass(eq=False)

@@ -18,7 +18,8 @@ where one is elected by that word. A scheduler that goes on by it keeps its term
 (scheduler/flushes.py); terms of those that are elected after it leap by as much.
 
 The most senior node stands first, so that candidates rarely duel; back-off is random when they do. These times grow
-with the round trips of links: votes that take longer than a round would never elect anybody.
+with the round trips of links, and with how many of them lead to the farthest voter: votes that take longer than a
+round would never elect anybody.
 """
 
 from __future__ import annotations
@@ -87,6 +88,10 @@ class Election:
         """
         if self.role is ElectionRole.FOLLOWER and self.wake_at_s is None:
             self.wake_at_s = now_s + rank * (STAGGER_S + _longer_s(rtt_s))
+
+    def is_due(self, now_s: float) -> bool:
+        """Is it time to stand, or to find out when?"""
+        return self.wake_at_s is None or now_s >= self.wake_at_s
 
     def tick(
         self,

@@ -261,6 +261,15 @@ class Overlay:
         """Links between nodes in reach: of the view and not lost, or found."""
         return {each for each in (self.view.link_set - self.lost) | self.found if self.reachable >= {*each}}
 
+    def depth(self) -> int:
+        """How many links the farthest node in reach is away."""
+        found, edge, depth = {self.me}, {self.me}, -1
+        while edge:
+            edge = {peer for each in edge for peer in self._around(each)} - found
+            found |= edge
+            depth += 1
+        return depth
+
     def _sort(self, each: Link) -> None:
         """Put a link where it belongs, as far as that does not depend on who is in the view."""
         said = self.news.get(each), self.news.get(each[::-1])  # By one end, and by the other.

@@ -29,7 +29,7 @@ from ..netem.relay import RelayTestbed
 from ..netem.topology import FAST, line, link_name, mesh, random_overlay, ring, star, two_sites
 from ..netem.trace import CUT, MAX_PERIODS, PAPER_PERIOD_S, specs_after
 from ..protocols.errors import ConfigError
-from ..settings.options import Amount
+from ..settings.options import Amount, Whole
 from ..terminal.console import console
 from ..terminal.outputs import PictureFile, json_option, write_json
 from ..trials.node_processes import sigterm_as_ctrl_c
@@ -45,6 +45,7 @@ OWN = (Netns, RelayTestbed)  # Back ends that make the nodes, too; Docker finds 
 OWN_HELP = "netns: network namespaces (root); relay: a process that relays, without root"
 DRY_RUN = "dry-run"
 POLL_S = 0.05
+MAX_NEW = 1000  # A mesh of them has half a million links, a text of 18 MB.
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # Told to end, or the terminal is closed.
 LEAVE_S = 5.0  # For programs to leave after Ctrl+C; then we say how to kill those that stay.
 SHAPES: dict[str, Callable[..., Topology]] = {
@@ -95,7 +96,7 @@ a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @testbed.command()
 @click.argument("shape", type=click.Choice([*SHAPES, "random"]))
-@click.argument("nodes", type=int)
+@click.argument("nodes", type=Whole(2, MAX_NEW))
 @click.option("--rate", type=float, help="Of links, Mbit/s; not of random ones. Default: 1000.")
 @click.option("--delay", type=float, help="Of links, ms one way; not of random ones. Default: 0.")
 @click.option("--links", type=int, help="How many, if random. Default: as the paper's, two to four a node.")

@@ -89,6 +89,8 @@ def _host(words: Sequence[str], where: str) -> LaunchHost:
         name, equals, value = field.partition("=")
         if not equals or f"{name}=" not in FIELDS.split(", "):
             _refuse(where, f"{field!r} is no field", FIELDS)
+        if name in given:
+            _refuse(where, f"{name!r} is there twice", "each field once")
         given[name] = value
     name = login.rpartition("@")[2]
     if "=" in login or "," in login or login.startswith("-") or not 0 < len(name) <= MAX_NAME:

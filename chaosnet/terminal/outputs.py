@@ -28,13 +28,15 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         try:
+            if path.is_dir():  # As "" is: the folder that one is in. Raises for a name that is too long.
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             path.parent.mkdir(parents=True, exist_ok=True)
             if not os.access(path.parent, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
         except OSError as error:
             why = f"{error.filename}: {error.strerror}"
             self.fail(
-                f"{str(path)!r} cannot be written: {why} (expected a file in a folder that is open to you)"
+                f"{os.fsdecode(value)!r} cannot be written: {why} (expected a file in a folder that is open to you)"
             )
         return path
 

@@ -88,7 +88,10 @@ class Role:
             return []
         if node.me not in view.member_set or (node.overlay.has_word and node.lacks_state):
             return []
-        seniors, rtt_s = view.member_set & node.overlay.reachable, node.liveness.slowest_rtt_s
+        seniors = view.member_set & node.overlay.reachable
+        # A round has room for two links on the way (election.py); to the farthest voter there may be more.
+        farther = max(1.0, node.overlay.depth() / 2) if node.election.is_due(now_s) else 1.0
+        rtt_s = node.liveness.slowest_rtt_s * farther
         if node.election.wake_at_s is None:
             leaves = node.leaver.state is not LeaverState.STAYING  # Stands only if nobody else does.
             rank = sum(each in seniors for each in view.member_ids[: view.member_ids.index(node.me)])

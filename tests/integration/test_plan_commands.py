@@ -135,6 +135,20 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_begins(tmp_path
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(("file", "why"), [("", ".: Is a directory"), ("n" * 300, "File name too long")])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_begins(chaosnet, file, why):
+    for command in (["simulate", "--seed", "3", "--trace", file], ["bench", "policy", "--json", file]):
+        code, _, err = chaosnet(*command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{file!r} cannot be written: " in err and f"{why} (expected a file in a folder" in err
+
+
+def test_an_overlay_of_more_nodes_than_memory_has_room_for_is_refused(chaosnet):
+    code, out, err = chaosnet("testbed", "new", "mesh", "1000000")
+    assert (code, out) == (2, "")
+    assert err == "error: NODES: '1000000' is out of range (expected a whole number from 2 to 1000)\n"
+
+
 def test_a_scenario_is_simulated_drawn_and_written_down(tmp_path, chaosnet):
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(

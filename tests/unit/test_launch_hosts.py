@@ -23,6 +23,7 @@ def test_a_line_is_a_host_with_fields_and_a_comment():
     ("line", "problem"),
     [
         ("n1 slot=2", "'slot=2' is no field (expected address=, port=, slots=)"),
+        ("n1 port=1 port=2", "'port' is there twice (expected each field once)"),
         ("n1 n2", "'n2' is no field (expected address=, port=, slots=)"),
         ("n1 slots=0", "slots=0 is no number of that kind (expected 1 to 64)"),
         ("n1 port=65535 slots=2", "port=65535 is no number of that kind (expected 1 to 65534)"),
