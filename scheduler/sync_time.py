@@ -11,8 +11,8 @@ import numpy as np
 from ..protocols.sums import chunk_trees
 from .trees import SpanningTree, measured
 
-MESSAGE_S, BYTE_S = 4e-4, 2e-9
-"""What a message and a byte of the result cost a node's processor: measured 0.1 to 0.6 ms, 1 to 5 ns."""
+MESSAGE_S = 5e-4
+"""What one message costs a node's processor, besides its bytes: measured 0.1 to 0.6 ms."""
 
 HARDLY_MORE = 1.02
 """Times the shortest time. Fewer messages leave more of the processor to training."""
@@ -37,16 +37,15 @@ class SyncTime:
     def expected_s(self, result_bytes: int, messages: int) -> float:
         """Seconds to reduce and broadcast so many bytes in equal messages.
 
-        The most loaded link works all the time, and so do the processors; the slower of the two counts. The last
-        message still has to go up the slowest tree, and down again; its own time on the link is counted already.
+        The most loaded link works all the time. The last message still has to go up the slowest tree, and down again;
+        its own time on the link is counted already.
         """
         bits = 8 * result_bytes
         counts = np.bincount(chunk_trees(messages, self.trees), minlength=len(self.trees))
         busy_s = bits * float((counts / messages @ self.uses / self.rates_bps).max(initial=0.0))
         used = (path for path, count in zip(self.paths, counts, strict=True) if count)
         last_s = max(float((each_s * bits / messages + hops_s).max()) for each_s, hops_s in used)
-        handled_s = messages * MESSAGE_S + result_bytes * BYTE_S
-        return max(busy_s * (1 - 1 / messages), handled_s) + 2 * last_s
+        return busy_s * (1 - 1 / messages) + 2 * last_s + messages * MESSAGE_S
 
     def best_bundle(self, result_bytes: int, chunks: int) -> tuple[float, int]:
         """How many chunks to send as one message: the most that take hardly longer than the best number.

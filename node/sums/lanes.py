@@ -21,7 +21,7 @@ from ..state.trainable import BufferSlot, buffer_slots, check_buffer, check_para
 
 # Small enough that slow links are busy all the time. On fast links several chunks travel as one message
 # (protocols/sums.py), as handling has a price per message.
-USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 512, 32 << 10, 2 << 20
+USUAL_CHUNKS, LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 256, 64 << 10, 2 << 20
 SMALL = 4096  # Elements. Of smaller tensors on average, torch's flattening is faster than a view of each.
 CROSSING_BYTES = 8 << 20  # Of results, to a device at once: each crossing takes several calls of its driver.
 MAX_CHUNK_BYTES = 32 << 20  # One frame: half of what a peer takes (sockets.py).

@@ -129,7 +129,7 @@ def test_fast_links_take_few_messages_and_slow_ones_many():
         nx.set_edge_attributes(graph, 3e-4, "rtt_s")
         graph.graph["result"] = (20_000_000, 256)
         sizes.append(bundle(packed(graph), graph))
-    assert sizes == [2, 2, 4, 32]
+    assert sizes == [2, 4, 16, 32]
 
 
 def test_of_two_nodes_each_is_the_root_of_one_half():
