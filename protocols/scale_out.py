@@ -89,6 +89,7 @@ class Joiner:
         self.step_s = 0.0
         self.attempts = 0  # To pull the state.
         self.dropped = 0  # How often the cluster has gone on without us.
+        self.told_step = 0  # The last one at which something is known to have happened there.
 
     @property
     def state(self) -> JoinState:
@@ -205,6 +206,12 @@ class Joiner:
     def goes_on(self) -> None:
         """The cluster has completed a step, or proposes a view."""
         self.asking.goes_on()
+
+    def told(self, step: int) -> None:
+        """Something has happened in the cluster, at this step. A later one than before shows that steps complete."""
+        if step > self.told_step:
+            self.told_step = step
+            self.asking.goes_on()
 
     def want_blocking(self) -> None:
         """Ask for blocking mode the next time: results come faster than this joiner can take them."""

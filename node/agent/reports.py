@@ -41,6 +41,8 @@ class Reports:
         """A node tells of an event of the cluster."""
         assert isinstance(event.message, Notice)
         self.node.monitor.notice(event.message)
+        if self.node.joiner is not None:
+            self.node.joiner.told(event.message.step)
         return []
 
     def tick(self, now_s: float) -> list[Effect]:

@@ -205,6 +205,27 @@ def test_a_result_that_comes_shows_that_the_cluster_goes_on(bench):
     assert not any(isinstance(each, JoinFailed) for each in bench.joiner.orphaned("cut off", bench.now_s))
 
 
+def test_news_of_later_steps_show_that_the_cluster_goes_on(bench):
+    """Who answers may wait itself, as one of many does that join at once. Seen with 24 on two processors."""
+    bench.handle(Tick())
+    bench.open("a")
+    bench.handle(Received("a", Answer(ok=False, text="it waits")))
+    for step in range(1, 3 * MAX_UNANSWERED):
+        bench.joiner.told(step)
+        assert not any(isinstance(each, JoinFailed) for each in bench.after(ASK_EVERY_S))
+
+
+def test_news_of_the_same_step_do_not(bench):
+    bench.handle(Tick())
+    bench.open("a")
+    for _ in range(2 * MAX_UNANSWERED):
+        bench.joiner.told(5)
+        failed = bench.after(ASK_EVERY_S)
+        if any(isinstance(each, JoinFailed) for each in failed):
+            return
+    pytest.fail("it asks for ever")
+
+
 def test_a_plan_shows_that_the_cluster_goes_on(bench):
     """Seeds 30750 and 53473 of links with rates: it came as an answer to the last of eight requests."""
     bench.handle(Tick())
