@@ -9,23 +9,23 @@ demo: $(VENV)/installed
 	$(BIN)/chaosnet demo
 
 # Tests go on side by side, in their order: the longest modules are among the first, so no worker is left alone with one
-# at the end. Those of real processes wait more than they compute, the slow ones most: so there are more of them than
-# processors. They are timed, so what fails is run once more, alone.
+# at the end. Those of real processes wait more than they compute, so there are half as many more of them as processors;
+# and they are timed, so what fails is run once more, alone.
 BY_MODULE := --dist loadscope --no-loadscope-reorder
 SIDE_BY_SIDE := -n auto $(BY_MODULE)
-AS_OFTEN = -n $$($(BIN)/python -c "import os; print(int($(1) * os.cpu_count()))") $(BY_MODULE)
+WAITING = -n $$($(BIN)/python -c "import os; print(3 * os.cpu_count() // 2)") $(BY_MODULE)
 ALONE := --last-failed --last-failed-no-failures none -rf
 # In a process of its own: where the sham device is loaded, torch.accelerator finds it ever after.
 SHAM := CHAOSNET_TEST_DEVICE=sham $(BIN)/python -m pytest tests/accelerator
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not realtime"
-	$(BIN)/python -m pytest $(call AS_OFTEN,1.5) -m "not slow and realtime" || $(BIN)/python -m pytest $(ALONE) -m realtime
+	$(BIN)/python -m pytest $(WAITING) -m "not slow and realtime" || $(BIN)/python -m pytest $(ALONE) -m realtime
 	$(SHAM)
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not realtime"
-	$(BIN)/python -m pytest $(call AS_OFTEN,2) -m realtime || $(BIN)/python -m pytest $(ALONE) -m realtime
+	$(BIN)/python -m pytest $(WAITING) -m realtime || $(BIN)/python -m pytest $(ALONE) -m realtime
 	$(SHAM)
 
 # On the device that torch.accelerator finds; `make test` has these tests run on one that only behaves like one.

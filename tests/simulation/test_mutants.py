@@ -2,7 +2,8 @@
 
 import pytest
 
-from chaosnet.simulator.hunt import TRIED_FIRST, _known, hunt
+from chaosnet.simulator.crash_points import point_named
+from chaosnet.simulator.hunt import KNOWN_POINTS, TRIED_FIRST, _known, hunt
 from chaosnet.simulator.mutants import MUTANTS
 
 
@@ -20,3 +21,4 @@ def test_what_is_tried_first_is_there():
     """Else a name that changed would cost half a minute, and nobody would see."""
     assert TRIED_FIRST.keys() <= MUTANTS.keys()
     assert {*TRIED_FIRST.values()} <= {ground for ground, _ in _known()}
+    assert [point_named(name).name for name in KNOWN_POINTS] == [*KNOWN_POINTS]
