@@ -100,10 +100,15 @@ testbed-slurm: $(VENV)/installed
 pages-test: $(VENV)/installed
 	$(BIN)/python -m pytest -rs tests/testbed/type_pages.py tests/integration/test_pages.py
 
+# pip compiles what it installs, but nothing editable. Where Python may write no bytecode (PYTHONDONTWRITEBYTECODE), each
+# of the thousands of processes that tests start would compile all of it.
+PACKAGES := chaosnet scheduler node protocols netem simulator benchmarks trials
+
 $(VENV)/installed: setup.cfg constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: python is %d.%d (expected 3.11 or newer; set PYTHON=...)" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -q $(PACKAGES)
 	touch $@
 
 $(VENV)/docs-installed: $(VENV)/installed
