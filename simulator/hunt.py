@@ -78,9 +78,7 @@ TRIED_FIRST = {  # What is likely to catch a mutant that many lives come before:
     "a-flush-drops-sums": "seed 602 --parts",
 }
 NODES = 2, 4  # Small clusters lose their quorum more often, and live faster.
-ACTIONS = (
-    150_000  # A life of a minute takes some 30,000, none that is known 60,000; a flood is to be noticed soon.
-)
+ACTIONS = 300_000  # A life of a minute takes some 30,000; a flood is to be noticed soon.
 
 
 Ground = tuple[str, Callable[[], Any]]

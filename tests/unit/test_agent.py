@@ -10,6 +10,7 @@ from chaosnet.protocols.messages import (
     Contribution,
     Envelope,
     Member,
+    Notice,
     Prepare,
     Tree,
     View,
@@ -41,6 +42,18 @@ def test_what_cannot_be_taken_here_is_told_to_the_others_nevertheless():
     assert sent == Transmit("c", envelope)
     assert isinstance(misheard, Misheard) and "a change to a bad view" in misheard.text
     agent.check_invariants()
+
+
+def test_who_asks_to_join_learns_from_news_for_people_that_steps_complete():
+    agent = Agent("a", CoreSettings(seeds=("b:1",)), random.Random(0))
+    agent.join(("b:1",), (), 2, False, 20.0, 0.0)
+    agent.handle(PeerOpened("b", "b:1"), 0.1)
+    asking = agent.joining.node.joiner.asking
+    for serial, (step, unanswered) in enumerate([(7, 0), (7, 5), (8, 0)], 1):
+        asking.unanswered = 5
+        notice = Notice(kind="scale-in", node="c", detail="", step=step, time_s=0.0)
+        agent.handle(Received("b", Envelope(source="b", target=EVERYONE, serial=serial, body=notice)), 0.2)
+        assert asking.unanswered == unanswered
 
 
 def test_who_comes_back_for_weeks_knows_the_last_members_and_not_all_that_there_ever_were():
